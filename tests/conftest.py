@@ -1,8 +1,8 @@
 """What every test needs: the pack under its import name, ComfyUI where one is given, and honest skips.
 
-`--comfyui DIR` (tests/support/comfyui_option.py) names the ComfyUI checkout of the tests marked `comfy`; the default is
-the one that `run.py` sets up in `.cache`. Markers: `comfy` needs a ComfyUI, `gpu` needs a CUDA device; a test whose need is not met is skipped with
-that reason, and the summary names and counts them.
+`--comfyui DIR` (tests/support/comfyui_option.py) names the ComfyUI checkout of the tests marked `comfy`; the default
+is the one that `run.py` sets up in `.cache`. Markers: `comfy` needs a ComfyUI, `gpu` needs a CUDA device; a test whose
+need is not met is skipped with that reason, and the summary names and counts them.
 """
 
 from __future__ import annotations
