@@ -8,7 +8,6 @@ need is not met is skipped with that reason, and the summary names and counts th
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
     config.addinivalue_line("markers", "comfy: needs a ComfyUI checkout (--comfyui DIR)")
     config.addinivalue_line("markers", "fakes: contract test of a newer ComfyUI with our own fakes")
-    torch.set_num_threads(1 if hasattr(config, "workerinput") else min(2, os.cpu_count() or 1))
+    torch.set_num_threads(1)  # the tensors are tiny: a second thread costs more than it brings
     directory = comfyui_directory(config)
     controller = getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput")
     if directory is not None and not controller:
