@@ -91,7 +91,7 @@ def test_uniform_attention_is_the_arithmetic_mean(name, lkv):
     At 129 keys, 127 pad rows that keep probability mass or that a block mean counts would halve the result; V's own
     format may move it a little.
     """
-    tolerance = {"exact": 2e-6, "fp8": 1 / 32, "int8": 1 / 60, "nvfp4": 1 / 5}[PLANS[name].values]
+    tolerance = {"exact": 2e-6, "fp8": 1 / 32, "int8": 1 / 25, "nvfp4": 1 / 3}[PLANS[name].values]
     q, k, v = qkv(lq=2, lkv=lkv, dim=16)
     for spike in sorted({0, lkv // 2, lkv - 1}):
         v = torch.zeros_like(v)

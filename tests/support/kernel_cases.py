@@ -32,7 +32,8 @@ BOUND = dict.fromkeys(PLANS, 0.06) | {
     "exact_demeaned": 2e-6,
 }
 #: Relative error of a value that every key shares (V's format alone): E4M3 rounds by up to 1/16, E2M1 by up to 1/4.
-VALUE_STEP = {name: {"fp8": 1 / 16, "nvfp4": 1 / 4, "int8": 1 / 127, "exact": 1e-6}[p.values] for name, p in PLANS.items()}
+_STEP = {"fp8": 1 / 16, "nvfp4": 1 / 4, "int8": 1 / 127, "exact": 1e-6}
+VALUE_STEP = {name: _STEP[plan.values] for name, plan in PLANS.items()}
 
 each_plan = pytest.mark.parametrize("name", PLANS)
 
