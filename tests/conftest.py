@@ -29,6 +29,7 @@ def _load_pack() -> None:
 
 
 _load_pack()
+pytest.register_assert_rewrite("comfy_cases", "kernel_cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:
