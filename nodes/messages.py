@@ -71,7 +71,7 @@ NO_CALLS = (
 )
 NOT_KEPT = (
     "Some token groups were not kept between steps (state_budget_gb or free memory is too small) and were computed "
-    "again where they were needed; the clip is the same, the run a little slower."
+    "again where they were needed; that costs a little time, not quality."
 )
 DEGRADED = "4-bit has no kernel for this device, so 8-bit runs instead."
 

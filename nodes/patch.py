@@ -47,7 +47,7 @@ TOOLTIPS = {
     "start_percent": "Part of the denoising before which attention stays in 16 bit: 0 is the start.",
     "end_percent": "Part of the denoising after which attention stays in 16 bit: 1 is the end.",
     "state_budget_gb": "Memory, in GB, that groupings may take between steps. Too little only means that they are "
-    "computed again; the clip stays the same.",
+    "computed again, which costs a little time.",
     "on_problem": "fall back: any problem is written to the log and ComfyUI's own attention takes over. stop: the run "
     "ends with the full error.",
     "backend": "auto: the kernels for your card. spec: a slow emulation in plain torch, for checking results on any "
