@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from comfy_cases import OVERRIDE, STEPS, TOLERANCE, attach_again, counted, distance, options, permutations, predict, watch
+from comfy_cases import (
+    OVERRIDE,
+    STEPS,
+    TOLERANCE,
+    attach_again,
+    counted,
+    distance,
+    options,
+    permutations,
+    predict,
+    watch,
+)
 from vc_attention.tools import tiny_models
 
 pytestmark = pytest.mark.comfy
@@ -29,7 +40,7 @@ def sage_like(hits: Counter):
 class CallableNode:
     """A hook that is an object: ComfyUI up to 0.3.75 deep-copies it in clone()."""
 
-    hits: Counter = Counter()
+    hits: ClassVar[Counter] = Counter()
 
     def __call__(self, func, *arguments, **keywords):
         CallableNode.hits["calls"] += 1
@@ -182,7 +193,7 @@ def test_backend_that_takes_containers(tiny, name, order):
 
     if not hasattr(attention, "AttentionTensorContainer"):
         pytest.skip("comfy: this ComfyUI has no attention tensor containers")
-    hits: Counter = Counter()
+    hits: ClassVar[Counter] = Counter()
 
     @attention.wrap_attn
     def backend(q, k, v, heads, **keywords):
