@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 SCORES = ("int8", "fp8", "nvfp4", "exact")
 VALUES = ("fp8", "nvfp4", "int8", "exact")
-PROBABILITIES = ("expcast", "expcast_wide", "exp2")
+PROBABILITIES = ("expcast", "expcast_wide", "expcast_chord", "exp2")
 SCORE_GROUPS = ("per_thread", "per_warp")
 
 #: Tokens in one V-Smooth block, and in one key block of the score groups.
@@ -24,7 +24,8 @@ class Plan:
     probability: how exp2(score - row max) becomes P. "exp2" evaluates it in fp32 and rounds to the format that V
         needs; "expcast" is ExpCast-FP8 as published (arXiv 2609.15810: row maximum at code 120, codes below 8 become
         0); "expcast_wide" puts the row maximum at code 126 (448) and keeps the subnormal codes 1..7, which buys 0.8
-        binade of tail and costs nothing. Both ExpCast forms need values = "fp8".
+        binade of tail and costs nothing; "expcast_chord" also bends the chord below code 8, one instruction more.
+        The ExpCast forms need values = "fp8".
     demean: subtract each 128-token block's mean from V before quantising and restore it inside the online softmax
         (V-Smooth).
     key_means: subtract each 128-token block's mean from K as well and add q . mean back to the scores.
@@ -64,7 +65,8 @@ class Plan:
 
     def encode(self) -> str:
         """A short stable string, the form in which the custom op and the cubin manifest carry a plan."""
-        return ",".join(f"{f.name}={int(v) if isinstance(v := getattr(self, f.name), bool) else v}" for f in fields(self))
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return ",".join(f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in values)
 
     @classmethod
     def decode(cls, text: str) -> Plan:

@@ -1,0 +1,28 @@
+"""Low-bit attention as a library: plans, backends and their reasons. There is no ComfyUI in here."""
+
+from .grouping import Labels, auto_groups, group
+from .ops import attention
+from .plan import BLOCK, EXACT, FAITHFUL, FAST, FOUR_BIT, PRESETS, Plan
+from .reasons import Ok, Reason, UnsupportedError
+from .registry import BackendStatus, backends, device_name, supports
+
+__all__ = [
+    "BLOCK",
+    "EXACT",
+    "FAITHFUL",
+    "FAST",
+    "FOUR_BIT",
+    "PRESETS",
+    "BackendStatus",
+    "Labels",
+    "Ok",
+    "Plan",
+    "Reason",
+    "UnsupportedError",
+    "attention",
+    "auto_groups",
+    "backends",
+    "device_name",
+    "group",
+    "supports",
+]

@@ -1,0 +1,75 @@
+"""`vc_attention::attention` as a torch custom op, so that torch.compile and export see one opaque, typed call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .plan import Plan
+from .reasons import Reason, UnsupportedError
+from .registry import supports
+from .spec.attention import attention as spec_attention
+
+
+@torch.library.custom_op("vc_attention::attention", mutates_args=())
+def attention_op(
+    q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None, plan: str, scale: float, backend: str
+) -> Tensor:
+    """See `kernels.attention`; `plan` is `Plan.encode()`."""
+    decoded = Plan.decode(plan)
+    verdict = supports(q.device, decoded, q.shape[-1], q.dtype, backend)
+    if isinstance(verdict, Reason):
+        raise UnsupportedError(verdict)
+    return spec_attention(q, k, v, decoded, labels, scale)
+
+
+@attention_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None, plan: str, scale: float, backend: str) -> Tensor:
+    b, h, lq, d = q.shape
+    return q.new_empty((b, lq, h, d)).transpose(1, 2)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan,
+    labels: Tensor | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """softmax(q k^T scale) v in the arithmetic of `plan`, on the best backend of this machine.
+
+    q: [B, H, Lq, D]; k, v: [B, H, Lkv, D]; any strides; fp32, bf16 or fp16, one dtype for all three. labels: uint8
+    [B, H, Lkv], the V-Smooth group of each token (`kernels.group`), or None for sequence order. scale: 1 / sqrt(D) if
+    None. Non-causal, without a mask. Inputs are not modified.
+    Returns [B, H, Lq, D] in q's dtype, stored as [B, Lq, H, D].
+    Raises ValueError when shapes, dtypes or devices do not fit, UnsupportedError (with its reason) when no backend can
+    serve the call.
+    """
+    _check(q, k, v, labels)
+    return attention_op(q, k, v, labels, plan.encode(), q.shape[-1] ** -0.5 if scale is None else scale, backend)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None) -> None:
+    if not q.dim() == k.dim() == v.dim() == 4:
+        raise ValueError(
+            f"q, k and v must be [batch, heads, tokens, dim]; they have {q.dim()}, {k.dim()} and {v.dim()} axes."
+        )
+    if k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} must agree in batch, heads and head "
+            "dimension, and k and v in tokens."
+        )
+    if k.shape[-2] == 0:
+        raise ValueError("k and v have no tokens to attend to.")
+    if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
+        raise ValueError(
+            f"q, k and v must share one dtype and device; they are {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, "
+            f"{k.device}, {v.device}."
+        )
+    if labels is not None and (labels.shape != k.shape[:3] or labels.dtype != torch.uint8):
+        raise ValueError(
+            f"labels must be uint8 of shape {tuple(k.shape[:3])} (batch, heads, tokens of k); they are "
+            f"{str(labels.dtype)[6:]} of shape {tuple(labels.shape)}."
+        )

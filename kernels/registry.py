@@ -1,0 +1,69 @@
+"""Which backend serves a call, and why the others do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .plan import Plan
+from .reasons import Ok, Reason
+
+BACKENDS = ("cubin", "cute", "spec")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """One way to run attention on this machine. `reason` says what it is, or why it is not there."""
+
+    name: str
+    available: bool
+    reason: str
+
+
+def backends() -> list[BackendStatus]:
+    """Every backend in the order in which "auto" tries them."""
+    return [
+        BackendStatus("cubin", False, "This version of VC-Attention ships no prebuilt kernels."),
+        BackendStatus("cute", False, "This version of VC-Attention has no kernel sources to compile here."),
+        BackendStatus(
+            "spec", True, "The specification in plain torch: runs anywhere, for checking only, never chosen by itself."
+        ),
+    ]
+
+
+def supports(
+    device: torch.device | str,
+    plan: Plan,
+    head_dim: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+    backend: str = "auto",
+) -> Ok | Reason:
+    """Whether `backend` ("auto", or a name of `backends()`) can run `plan` on `device` for this head_dim and dtype."""
+    if backend not in ("auto", *BACKENDS):
+        return Reason("backend", f"There is no backend called {backend!r}; choose auto, {', '.join(BACKENDS)}.")
+    if dtype not in _DTYPES:
+        return Reason("dtype", f"VC-Attention takes fp32, bf16 and fp16; this call is {str(dtype)[6:]}.")
+    if head_dim & (head_dim - 1) or not 16 <= head_dim <= 256:
+        return Reason(
+            "head_dim", f"VC-Attention takes head dimensions 16, 32, 64, 128 and 256; this call has {head_dim}."
+        )
+    if backend == "spec":
+        return Ok("spec")
+    name = device_name(torch.device(device))
+    if backend == "auto":
+        return Reason(
+            "no_kernel",
+            f"VC-Attention has no kernel for {name} in this version, so ComfyUI's own attention runs. "
+            "Choose backend = spec to check results with the slow emulation.",
+        )
+    status = next(b for b in backends() if b.name == backend)
+    return Reason("no_kernel", f"{status.reason} ComfyUI's own attention runs on {name}.")
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the device as its owner knows it, such as "NVIDIA GeForce RTX 5090" or "the CPU"."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return {"cpu": "the CPU", "mps": "Apple's GPU"}.get(device.type, f"a device of type {device.type}")
