@@ -21,23 +21,17 @@ REASONS: dict[str, Reason] = {
             "The model asks for full precision in an attention call (image cross-attention), so ComfyUI's own ran.",
         ),
         Reason("gqa", "An attention call shares keys between heads (GQA), so ComfyUI's own attention ran."),
-        Reason(
-            "shape", "An attention call has a shape that VC-Attention does not know, so ComfyUI's own ran."
-        ),
+        Reason("shape", "An attention call has a shape that VC-Attention does not know, so ComfyUI's own ran."),
         Reason(
             "short",
             "Calls with fewer keys than min_tokens (text and image cross-attention) stay with ComfyUI's own attention, "
             "which is fast and exact there.",
         ),
         Reason("head_dim", "VC-Attention takes head dimensions 64 and 128; other calls stay with ComfyUI's own."),
-        Reason(
-            "dtype", "VC-Attention takes bf16, fp16 and fp32 tensors; other calls stay with ComfyUI's own."
-        ),
+        Reason("dtype", "VC-Attention takes bf16, fp16 and fp32 tensors; other calls stay with ComfyUI's own."),
         Reason("scale", "An attention call has a scale that is not a plain number, so ComfyUI's own attention ran."),
         Reason("training", "A call needs gradients, which low-bit attention does not give, so ComfyUI's own ran."),
-        Reason(
-            "capture", "ComfyUI is recording a CUDA graph, which would freeze the grouping, so its own ran."
-        ),
+        Reason("capture", "ComfyUI is recording a CUDA graph, which would freeze the grouping, so its own ran."),
         Reason("step_range", "This step lies outside start_percent to end_percent, so it ran in 16 bit as you asked."),
         Reason("dense_block", "This block is listed in dense_blocks, so it ran in 16 bit as you asked."),
         Reason("no_kernel", "There is no VC-Attention kernel for this device, so ComfyUI's own attention ran."),
