@@ -175,8 +175,9 @@ def make_values_over_steps(
 ) -> list[Tensor]:
     """V [1, 1, tokens, dim] fp32 at a first step, and at later steps whose tokens correlate with it as given.
 
-    Structure decays faster than noise, as the square of the correlation: a token that moves to another cluster loses
-    that part of itself at once, while its own deviation goes on. Every later step is made from the first one.
+    Structure decays faster than noise, as correlation^2.3: a token that moves to another cluster loses that part of
+    itself at once, while its own deviation goes on. Every later step is made from the first one. A permutation kept
+    from the first step then removes 31 / 27 / 23 of 36 % of the energy, as was found for real sampling steps.
     """
     g = torch.Generator().manual_seed(5000 + seed)
     grid = grid_for(tokens)
@@ -190,7 +191,7 @@ def make_values_over_steps(
     share = structured / (structured + recipe.noise)
     out = []
     for correlation in (1.0, *correlations):
-        of_structure = correlation**2
+        of_structure = correlation**2.3
         of_noise = (correlation - share * of_structure) / (1 - share)
         fresh_map, fresh_fields, fresh_noise = parts()
         stays = torch.rand(tokens, generator=g) < of_structure

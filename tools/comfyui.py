@@ -59,7 +59,7 @@ def locate(given: str | None) -> ComfyUI:
 def _describe(directory: Path, version: str, ours: bool) -> ComfyUI:
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers >= NEWER_REQUIREMENTS:
-        return ComfyUI(directory, version, ".venv-0.33", ("comfyui-0.33.txt",), ours)
+        return ComfyUI(directory, version, ".venv-0.33", ("comfyui-0.33.txt", "comfyui-0.33-no-deps.txt"), ours)
     return ComfyUI(directory, version, ".venv", ("comfyui-0.3.75.txt",), ours)
 
 
