@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from vc_attention.benchmarks import synthetic
 from vc_attention.kernels.spec import grouping
 from vc_attention.kernels.spec.grouping import auto_groups, group, permutation
 from vc_attention.kernels.spec.smoothing import block_energy_removed
 
-SYNTHETIC = Path(__file__).resolve().parents[2] / "benchmarks" / "synthetic.py"
-
 
 def random_v(length=700, heads=2, dim=32, batch=1, seed=0, dtype=torch.float32):
     return torch.randn(batch, heads, length, dim, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-@pytest.fixture(scope="module")
-def synthetic():
-    spec = importlib.util.spec_from_file_location("vc_synthetic", SYNTHETIC)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["vc_synthetic"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -129,19 +116,19 @@ def test_warm_start_keeps_the_numbers_and_follows_slow_change():
     torch.testing.assert_close(moved[0, 0, 3], still, atol=1e-4, rtol=1e-4)
 
 
-def test_warm_start_ends_where_a_cold_start_would(synthetic):
+def test_warm_start_ends_where_a_cold_start_would():
     """A stale permutation keeps 31, 27, 23 of 37 % (token correlation .96, .92, .87); one assignment repairs it."""
-    first, *later = synthetic.make_values_over_steps(4096)
-    labels, centroids = group(first, 32)
+    first, *later = synthetic.make_values_over_steps(8192)
+    labels, centroids = group(first)
     for step, correlation, kept in zip(later, synthetic.CORRELATIONS, (31 / 37, 27 / 37, 23 / 37), strict=True):
         assert float(torch.corrcoef(torch.stack([first.flatten(), step.flatten()]))[0, 1]) == pytest.approx(
-            correlation, abs=0.01
+            correlation, abs=0.015
         )
-        fresh = block_energy_removed(step, group(step, 32)[0])
+        fresh = block_energy_removed(step, group(step)[0])
         warm = block_energy_removed(step, group(step, previous=centroids)[0])
         stale = block_energy_removed(step, labels)
         assert warm > fresh - 0.015
-        assert stale / fresh == pytest.approx(kept, abs=0.06)
+        assert stale / fresh == pytest.approx(kept, abs=0.05)
 
 
 def test_a_long_cold_sequence_is_grouped_from_a_subsample():
@@ -223,7 +210,7 @@ def test_unfit_centroids_and_empty_values_are_refused_in_a_sentence():
         group(v[..., :0, :])
 
 
-def test_the_generator_is_calibrated_and_white_noise_gains_little(synthetic):
+def test_the_generator_is_calibrated_and_white_noise_gains_little():
     """The full 8 / 12 / 36 % is checked by benchmarks/fidelity.py at 8192 tokens and more; this is its small twin."""
     tokens = 8192
     order = synthetic.cube_order(synthetic.grid_for(tokens))
