@@ -63,7 +63,7 @@ def test_a_refused_and_a_failed_prompt_say_which_node_and_why(fake: Path) -> Non
 
 
 def test_a_server_that_dies_under_a_prompt_is_noticed(fake: Path) -> None:
-    with make(fake) as running, pytest.raises((ToolError, OSError)):
+    with make(fake) as running, pytest.raises(ToolError, match="ComfyUI stopped"):
         running.queue({"1": {"class_type": "dies"}})
 
 
