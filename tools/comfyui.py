@@ -164,14 +164,19 @@ for name in ("torchvision", "torchaudio"):
 """
 
 
+def plain_environment() -> dict[str, str]:
+    """Environment variables for a Python of ours: nothing of the user's Python settings leaks in."""
+    variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONSTARTUP", "PYTHONPATH")}
+    return {**variables, "PYTHONNOUSERSITE": "1", "PYTHONUTF8": "1"}
+
+
 def python_environment(python: Path, directory: Path | None = None) -> dict[str, str]:
     """Environment variables for a process of ours in which ComfyUI (at `directory`) is imported.
 
     `tools/stubs` stands in for torchvision and torchaudio only where the real one is missing or does not import.
     No compiled files are written where ComfyUI is not ours.
     """
-    variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONSTARTUP", "PYTHONPATH")}
-    variables.update(PYTHONNOUSERSITE="1", PYTHONUTF8="1")
+    variables = plain_environment()
     if directory is not None and CACHE not in directory.parents:
         variables["PYTHONDONTWRITEBYTECODE"] = "1"
     answer = subprocess.run(

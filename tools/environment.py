@@ -60,7 +60,7 @@ def prepare(requirements: Sequence[str], name: str = ".venv", python: str | None
     With `python`, that interpreter is used as it is and nothing is installed. ToolError says what failed.
     """
     if python is not None:
-        return Environment(_given(python), None)
+        return Environment(given(python), None)
     return make(ROOT / name, [REQUIREMENTS / file for file in requirements])
 
 
@@ -315,7 +315,8 @@ def _version_of(python: Path) -> str | None:
     return answer.strip() if answer else None
 
 
-def _given(python: str) -> Path:
+def given(python: str) -> Path:
+    """The interpreter that `--python` names. ToolError when it does not start or is too old."""
     path = Path(shutil.which(python) or python).expanduser()
     # not resolved: a virtual environment's python is a link, and following it leaves the environment
     path = Path(os.path.abspath(path))
