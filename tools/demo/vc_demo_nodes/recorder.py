@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 
-def pack_modules() -> tuple[ModuleType, ModuleType]:
-    """The modules `nodes.hook` and `kernels` of the VC-Attention pack, under whatever name ComfyUI loaded it.
+def pack_module(name: str) -> ModuleType:
+    """Module `name` of the VC-Attention pack, such as "nodes.hook", under whatever package name ComfyUI loaded it.
 
     Raises RuntimeError when the pack is not loaded.
     """
-    for name, module in list(sys.modules.items()):
-        if name.endswith(".nodes.hook") and hasattr(module, "session_of"):
-            return module, sys.modules[name.removesuffix(".nodes.hook") + ".kernels"]
+    for loaded, module in list(sys.modules.items()):
+        if loaded.endswith(".nodes.hook") and hasattr(module, "session_of"):
+            return sys.modules[f"{loaded.removesuffix('.nodes.hook')}.{name}"]
     raise RuntimeError("The VC-Attention pack is not loaded in this ComfyUI.")
 
 

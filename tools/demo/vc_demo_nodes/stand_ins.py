@@ -9,7 +9,7 @@ import os
 import folder_paths
 import torch
 
-from .recorder import Recorder, pack_modules
+from .recorder import Recorder, pack_module
 
 TEXT_WIDTH = 4096
 TEXT_TOKENS = 32
@@ -46,11 +46,10 @@ class VCDemoRecord:
     CATEGORY = "vc-attention/demo"
 
     def watch(self, model, stage):
-        hook, kernels = pack_modules()
-        session = hook.session_of(model)
+        session = pack_module("nodes.hook").session_of(model)
         if session is None:
             raise RuntimeError("VCDemoRecord needs a model that the VC-Attention Patch node has patched.")
-        session.observers[:] = [Recorder(stage, kernels.attention)]
+        session.observers[:] = [Recorder(stage, pack_module("kernels").attention)]
         return (model,)
 
 
@@ -73,8 +72,8 @@ class VCDemoWrite:
     CATEGORY = "vc-attention/demo"
 
     def write(self, samples, model, stage, file):
-        hook, _ = pack_modules()
-        session = hook.session_of(model)
+        session = pack_module("nodes.hook").session_of(model)
+        reasons = pack_module("nodes.messages").REASONS
         calls = [call for watcher in session.observers for call in getattr(watcher, "calls", ())]
         stats = session.stats
         record = {
@@ -84,6 +83,7 @@ class VCDemoWrite:
             "family": stats.family,
             "counts": {name: getattr(stats, name) for name in COUNTS},
             "declined": dict(stats.declined),
+            "reasons": {code: reasons[code].text for code in stats.declined if code in reasons},
             "steps": stats.step_count,
             "phases": {str(step): phase for step, phase in stats.steps.items()},
             "notes": list(stats.notes),
