@@ -242,5 +242,5 @@ def vae_weights(shapes: dict[str, tuple[int, ...]], mean: torch.Tensor, std: tor
 
 
 PALETTE_SEED = 3
-PALETTE_GAIN = 0.2
+PALETTE_GAIN = 0.3
 CONTRAST = 1.6

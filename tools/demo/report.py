@@ -29,6 +29,8 @@ NAMES = {
     FOUR_BIT: "plain 4-bit attention, no smoothing",
     NO_ATTENTION: "no self-attention at all",
 }
+EMULATION = ", and nothing about speed: on this machine the readable specification computes every call"
+DECLINED = '<span class="call"><span class="key declined"></span>declined</span>'
 PHASES = {
     "grouped": (
         "group",
@@ -133,7 +135,7 @@ def _parts(run: Run, compared: dict[str, Comparison], out: Path) -> dict[str, st
             ("node", "in the workflow", "in the demo", "why"),
             [[_wrap(change[key]) for key in ("node", "shipped", "demo", "why")] for change in run.facts["changes"]],
         ),
-        "speed": ", and nothing about speed: the specification is an emulation" if settings["backend"] == "spec" else "",
+        "speed": EMULATION if settings["backend"] == "spec" else "",
         "details": _details(run),
     }
 
@@ -226,11 +228,12 @@ def _calls(stages: Sequence[dict[str, Any]]) -> str:
         name = html.escape(stage["stage"])
         for word, (key, why) in PHASES.items():
             if stage["counts"][word]:
-                rows.append([name, f'<span class="key {key}"></span>{word}', str(stage["counts"][word]), why])
+                shown = f'<span class="call"><span class="key {key}"></span>{word}</span>'
+                rows.append([name, shown, str(stage["counts"][word]), why])
                 name = ""
         for code, count in sorted(stage["declined"].items(), key=lambda item: -item[1]):
             why = html.escape(stage.get("reasons", {}).get(code, code))
-            rows.append([name, '<span class="key declined"></span>declined', str(count), why])
+            rows.append([name, DECLINED, str(count), why])
             name = ""
         for note in stage["notes"]:
             rows.append([name, "note", "", html.escape(note)])
