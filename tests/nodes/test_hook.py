@@ -687,3 +687,67 @@ def test_the_override_is_a_function_so_that_clone_keeps_it():
     override = attach(FakePatcher(), options()).model_options["transformer_options"][OVERRIDE]
     assert copy.deepcopy(override) is override and callable(override.container_function)
     assert hook.session_of(FakePatcher()) is None
+
+
+# -- details that a wrong guess would hide --------------------------------------------------------------------------
+
+
+def test_centroids_are_not_kept_when_no_rebuild_follows(layers):
+    model = attach(FakePatcher(), options(group_fraction=0.5, reuse_steps=2))
+    session = session_of(model)
+    held = []
+    for sigma in SIGMAS[:4]:
+        forward(model, layers[:1], float(sigma), SIGMAS)
+        ((entry,),) = [list(entries.values()) for entries in session.state._entries.values()]
+        held.append(entry.centroids is not None)
+    assert held == [True, True, False, False]
+
+
+def test_a_spoiled_last_row_is_seen(monkeypatch):
+    def attention(q, k, v, *rest):
+        out = REAL(q, k, v, *rest)
+        out[:, :, -1] = float("nan")
+        return out
+
+    monkeypatch.setattr(engine, "attention", attention)
+    layer = self_attention(200)
+    (out,) = forward(attach(FakePatcher(), options()), [layer], 1.0, SIGMAS)
+    assert torch.equal(out, plain_attention(layer.q, layer.k, layer.v, HEADS))
+
+
+def test_mixed_dtypes_meet_in_one_that_holds_them_all():
+    layer = self_attention(96)
+    layer.q, layer.k, layer.v = layer.q.half(), layer.k.half(), (layer.v * 3e4).bfloat16()
+    seen = []
+    model = attach(FakePatcher(), options())
+    session_of(model).observers.append(lambda record, q, k, v, out: seen.append((q.dtype, v.abs().max().item())))
+    forward(model, [layer], 1.0, SIGMAS)
+    assert seen[0][0] == torch.float32 and 65504 < seen[0][1] < float("inf")  # more than fp16 holds
+
+
+def test_a_new_schedule_object_inside_one_run_groups_anew(layers):
+    """A sampler that samples twice between PRE_RUN and CLEANUP."""
+    model = attach(FakePatcher(), options(grouping="all steps", reuse_steps=64))
+    model.fire("on_pre_run")
+    for sigmas in (SIGMAS, SIGMAS.clone()):
+        forward(model, layers, 1.0, sigmas)
+        forward(model, layers, float(sigmas[1]), sigmas)
+    assert (session_of(model).stats.grouped, session_of(model).stats.reused) == (4, 4)
+    assert not session_of(model).runs
+
+
+def test_an_older_override_of_ours_inside_the_pass_steps_aside(layers):
+    """A hook that a wrapper further in put into the slot, with our first override behind it."""
+    first = attach(FakePatcher(), options())
+    old = other_hook([], first.model_options["transformer_options"][OVERRIDE])
+    second = attach(first, options())
+    inner = layers[0].attention
+
+    def attention(q, k, v, heads, transformer_options):
+        transformer_options[OVERRIDE] = old
+        return inner(q, k, v, heads, transformer_options=transformer_options)
+
+    layers[0].attention = attention
+    (out,) = forward(second, layers[:1], 1.0, SIGMAS)
+    assert torch.equal(out, plain_attention(layers[0].q, layers[0].k, layers[0].v, HEADS))
+    assert session_of(first).stats.accelerated == session_of(second).stats.accelerated == 0

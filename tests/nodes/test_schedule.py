@@ -147,3 +147,8 @@ def test_percent_to_sigma_may_be_a_tensor():
 @pytest.mark.parametrize("sigmas", [[], [1.0], [1.0, 1.0, 0.0]])
 def test_odd_schedules_do_not_raise(sigmas):
     assert schedule(sigmas).locate(0.7).phase in LETTER
+
+
+def test_strictly_above_in_spite_of_rounding():
+    """percent_to_sigma(0.25) = 0.96 at shift 8: an fp32 step a rounding error above it is that step, not one before."""
+    assert phases(schedule([1.0, 0.96 * (1 + 3e-7), 0.8889])) == "G."
