@@ -14,6 +14,7 @@ import importlib.util
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -50,7 +51,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def tokens(heads: int, lq: int, lkv: int, batch: int, seed: int, dtype: torch.dtype):
-    """Random q, k, v with clusters in k and v, and labels that know them. Strides as ComfyUI has them."""
+    """Random q, k, v with clusters in k and v, and labels that know them."""
     g = torch.Generator("cuda").manual_seed(seed)
 
     def normal(*shape):
@@ -94,20 +95,21 @@ def check(folder: Path) -> bool:
             out = out.transpose(1, 2)
             spec = spec_attention(q, k, v, plan, used)
             error, spec_error = relative(out[:, :, rows], want), relative(spec[:, :, rows], want)
-            ratio, apart = error / spec_error, relative(out, spec)
+            ratio, apart = error / max(spec_error, 1e-3), relative(out, spec)
+            # Below 0.004 the output type's own rounding is what is seen.
             bad = not (ratio < 1.1 or error < 4e-3) or not torch.isfinite(out).all()
             bad = bad or not torch.isnan(buffer[b * lq * h * 128 :]).all()
             good = good and not bad
             entry = worst.setdefault(name, [0.0, 0.0, 0.0])
             entry[0], entry[1], entry[2] = max(entry[0], ratio), max(entry[1], apart), max(entry[2], error)
             if bad or lq > 4000:
+                mark = "BAD " if bad else ""
                 print(
-                    f"{'BAD ' if bad else ''}{name} {b, h, lq, lkv} error {error:.4f} spec {spec_error:.4f}", flush=True
+                    f"{mark}{name} {b, h, lq, lkv} error {error:.4f} spec {spec_error:.4f} apart {apart:.4f}",
+                    flush=True,
                 )
     for name, (ratio, apart, error) in worst.items():
-        print(
-            f"{name:20s} {len(shapes)} shapes: error / spec error <= {ratio:.3f}, to spec <= {apart:.4f}, <= {error:.4f}"
-        )
+        print(f"{name:20s} {len(shapes)} shapes: error / spec's <= {ratio:.3f}, to spec <= {apart:.4f}, <= {error:.4f}")
     print("CHECK", "passed" if good else "FAILED", flush=True)
     return good
 
@@ -157,7 +159,7 @@ def peers(s: int, h: int) -> dict:
         print(f"FlashAttention-4 not importable: {error}")
     else:
         q4, k4, v4 = (x.transpose(1, 2).contiguous() for x in (q, k, v))
-        calls["FlashAttention-4 BF16"] = lambda: flash_attn_func(q4, k4, v4)
+        calls["FlashAttention-4 BF16"] = partial(flash_attn_func, q4, k4, v4)
     return calls
 
 
@@ -171,7 +173,7 @@ def speed(folder: Path, with_peers: bool, seconds: float, names: list[str]) -> l
         for name in names:
             plan = PLANS[name]
             images = prepare(q, k, v, plan, labels if plan.demean else None)
-            calls[name] = lambda images=images, plan=plan: attend(images, plan, out, folder=folder)
+            calls[name] = partial(attend, images, plan, out, folder=folder)
         del q, k, v
         torch.cuda.empty_cache()
         for name, call in calls.items():
