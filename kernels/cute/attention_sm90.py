@@ -8,8 +8,8 @@ tile a consumer does
     T = P V^T                  QGMMA; 136 columns, of which 8 are the row sums of 8 key blocks (rows of ones in V^T)
     O = alpha O + T            two-level accumulation: FP8 wgmma keeps about 14 bits, so T must start from zero
 
-Row sums of 8 blocks, in two bf16 each, are the A fragment of one bf16 MMA with the 8 block means. It is queued in front of the next
-group's first Q K^T and completes under the same wait, so restoring the means is nearly free.
+Row sums of 8 blocks, in two bf16 each, are the A fragment of one bf16 MMA with the 8 block means. It is queued in
+front of the next group's first Q K^T and completes under the same wait, so restoring the means is nearly free.
 
 What ptxas needs to keep the MMAs asynchronous (it serialises them with warning C7510 ff. otherwise): no branch between
 a wgmma and its wait, no ordinary write to an accumulator in flight, nothing in flight at a loop's end. The inner loop
