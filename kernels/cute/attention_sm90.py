@@ -31,8 +31,8 @@ from . import layouts as lo
 from .buildable import Buildable
 from .config import configs
 from .pipeline import CONSUMERS, MU_ELEMENTS, THREADS, Barriers, initialise, produce, storage
-from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
-from .softmax import MAGIC_BITS, fragment_view, quad_sum, softmax_tile
+from .ptx import as_int, high_bf16, low_bf16, pack_bf16, pack_fp16
+from .softmax import MAGIC, MAGIC_BITS, fragment_view, quad_sum, softmax_tile
 
 ROWS, DIM, KEYS = lo.WARPGROUP_ROWS, lo.HEAD_DIM, lo.KEY_TILE
 _K_SW128 = warpgroup.SmemLayoutAtomKind.K_SW128
@@ -90,6 +90,10 @@ class Fragments:
 
         stages = config.stages
         self.mmas, self.thread, self.row_scale = mmas, thread, row_scale
+        self.warpgroup_index = warpgroup_index
+        # A zero that the compiler cannot see through: the grid is flat.
+        self.zero = Float32(cute.arch.block_idx()[2])
+        self.magic = self.zero + MAGIC
         self.scores_thread, self.values_thread = mmas.scores.get_slice(thread), mmas.values.get_slice(thread)
         sQ = tiled(shared.q, _K_SW128, Int8, (ROWS, DIM, CONSUMERS))
         sK = tiled(shared.k, _K_SW128, Int8, (KEYS, DIM, stages))
@@ -126,12 +130,28 @@ class Fragments:
             self.acc_bias = key_means.make_fragment_C(key_means.partition_shape_C((ROWS, lo.MEAN_GROUP)))
 
 
+def await_turn(warpgroup_index):
+    """Wait until the other warpgroup has passed the turn to this one (named barriers 1 and 2, one a warpgroup)."""
+    cute.arch.barrier(barrier_id=1 + warpgroup_index, number_of_threads=128 * CONSUMERS)
+
+
+def pass_turn(warpgroup_index):
+    """Let the other warpgroup have the tensor cores."""
+    cute.arch.barrier_arrive(barrier_id=2 - warpgroup_index, number_of_threads=128 * CONSUMERS)
+
+
 class AttentionSm90:
     """One attention kernel; `config` holds its compile-time choices."""
 
     def __init__(self, config):
         self.config = config
         self.expcast = config.probability == "expcast_wide"
+        # exp2: a token over P V .. next Q K^T keeps one warpgroup's EX2 under the other's MMAs (+11 %). ExpCast loses
+        # 12 % by it: its softmax is short, and the kernel stands at the power limit.
+        self.take_turns = not self.expcast
+        # exp2: r and l sum P before it is rounded, as the specification does; rounding errors of a block's weight
+        # would multiply its mean. ExpCast sums the decoded codes, which the MMA does for nothing.
+        self.exact_sums = config.demean and not self.expcast
 
     @cute.jit
     def __call__(
@@ -242,13 +262,18 @@ class AttentionSm90:
         gKs = cute.make_tensor(ks + (head * tiles).to(Int64) * 2, cute.make_layout((2, 1 << 24), stride=(1, 2)))
         f = Fragments(config, shared, Mmas(), thread, warpgroup_index, row_scale)
         cute.arch.mbarrier_wait(bars.q_full, 0)
+        if const_expr(self.take_turns):
+            cute.arch.mbarrier_wait(bars.k_full, 0)
+            if warpgroup_index == 1:
+                pass_turn(warpgroup_index)
+            await_turn(warpgroup_index)
         if const_expr(config.demean):
             groups = (tiles + lo.TILES_PER_GROUP - 1) // lo.TILES_PER_GROUP
             for group in cutlass.range(groups, unroll=1):
                 first = group * lo.TILES_PER_GROUP
-                self.tile(f, bars, gKs, first, group, True, scale)
+                self.tile(f, bars, gKs, first, tiles, group, True, scale)
                 for j in cutlass.range(first + 1, cutlass.min(first + lo.TILES_PER_GROUP, tiles), unroll=1):
-                    self.tile(f, bars, gKs, j, group, False, scale)
+                    self.tile(f, bars, gKs, j, tiles, group, False, scale)
             self.collect_row_sums(f)
             warpgroup.fence()
             self.restore_means(f, groups - 1)
@@ -256,13 +281,16 @@ class AttentionSm90:
             warpgroup.wait_group(0)
         else:
             for j in cutlass.range(tiles, unroll=1):
-                self.tile(f, bars, gKs, j, 0, False, scale)
+                self.tile(f, bars, gKs, j, tiles, 0, False, scale)
             sums = fragment_view(f.acc, lo.V_ROWS)
             for r in cutlass.range_constexpr(2):
                 f.row_sum[r] = sums[0, r, DIM // 8] + sums[1, r, DIM // 8]
+        if const_expr(self.take_turns):  # noqa: SIM102 - compile time and run time
+            if warpgroup_index == 0:
+                pass_turn(warpgroup_index)
         self.store(f, sv, out, lq, heads, head, row)
 
-    def tile(self, f, bars, gKs, j, group, first, scale):
+    def tile(self, f, bars, gKs, j, tiles, group, first, scale):
         """One key tile. `first`: of its mean group, which is when the previous group's means are restored."""
         config, mmas = self.config, f.mmas
         stage = j % config.stages
@@ -271,8 +299,9 @@ class AttentionSm90:
         if first:
             self.collect_row_sums(f)
         acc_scores = f.scores_thread.make_fragment_C(f.scores_thread.partition_shape_C((ROWS, KEYS)))
-        acc_scores.fill(MAGIC_BITS)
-        cute.arch.mbarrier_wait(bars.k_full + stage, phase)
+        self.start_scores(f, acc_scores)
+        if not self.take_turns:
+            cute.arch.mbarrier_wait(bars.k_full + stage, phase)
         warpgroup.fence()
         if first:
             self.restore_means(f, group + 1)
@@ -283,30 +312,51 @@ class AttentionSm90:
         for i in range(DIM // 32):
             cute.gemm(mmas.scores, acc_scores, f.tSrQ[None, None, i], f.tSrK[None, None, i, stage], acc_scores)
         warpgroup.commit_group()
+        if self.take_turns:
+            pass_turn(f.warpgroup_index)
         warpgroup.wait_group(0)
         self.release(bars.k_empty + stage)
         addend = None
         if config.key_means:
             lane = (f.thread % 32 & 28) + j % lo.TILES_PER_GROUP
             addend = [[cute.arch.shuffle_sync(f.acc_bias[2 * r + h], lane) * scale for h in range(2)] for r in range(2)]
-        rescale = softmax_tile(self.expcast, acc_scores, f.p_words, f.maximum, f.row_scale, key_scale, addend)
+        rescale, sums = softmax_tile(self.expcast, acc_scores, f.p_words, f.maximum, f.row_scale, key_scale, addend)
+        if self.take_turns:
+            # The next K tile is waited for here, where it costs nothing, and not inside the turn.
+            later = cutlass.min(j + 1, tiles - 1)
+            cute.arch.mbarrier_wait(bars.k_full + later % config.stages, (later // config.stages) & 1)
         cute.arch.mbarrier_wait(bars.v_full + stage, phase)
+        if self.take_turns:
+            await_turn(f.warpgroup_index)
         acc_tile = f.values_thread.make_fragment_C(f.values_thread.partition_shape_C((ROWS, lo.V_ROWS)))
         warpgroup.fence()
         for i in range(KEYS // 32):
             mma = mmas.values if i else mmas.values_first
             cute.gemm(mma, acc_tile, f.tOrP[None, None, i], f.tOrV[None, None, i, stage], acc_tile)
         warpgroup.commit_group()
+        if self.exact_sums:
+            mine = f.thread % 4 == j % lo.TILES_PER_GROUP
+            whole = [[quad_sum(sums[r][h]) for h in range(2)] for r in range(2)]
+            kept = [[cutlass.select_(mine, whole[r][h], Float32(0.0)) for h in range(2)] for r in range(2)]
         warpgroup.wait_group(0)
         self.release(bars.v_empty + stage)
         old, new = fragment_view(f.acc, lo.V_ROWS), fragment_view(acc_tile, lo.V_ROWS)
         for i in range(lo.V_ROWS // 8):
             for r in range(2):
                 for b in range(2):
-                    old[b, r, i] = old[b, r, i] * rescale[r] + new[b, r, i]
+                    gain = kept[r][b] if self.exact_sums and i == DIM // 8 else new[b, r, i]
+                    old[b, r, i] = old[b, r, i] * rescale[r] + gain
         if config.demean:
             for r in range(2):
                 f.row_sum[r] = f.row_sum[r] * rescale[r]
+
+    def start_scores(self, f, acc_scores):
+        """S := MAGIC. Inside a turn half of it by FMAs on O (times zero), so that two pipes share the 128 writes."""
+        if self.take_turns:
+            for i in range(cute.size(acc_scores)):
+                acc_scores[i] = as_int(f.acc[i // 2] * f.zero + f.magic) if i % 2 == 0 else Int32(MAGIC_BITS)
+        else:
+            acc_scores.fill(MAGIC_BITS)
 
     @cute.jit
     def release(self, barrier: cute.Pointer):
@@ -352,6 +402,8 @@ class AttentionSm90:
         acc = fragment_view(f.acc, lo.V_ROWS)
         pair = (f.thread % 4) * 2
         gSv = cute.make_tensor(sv + (head * DIM + pair), cute.make_layout((2, DIM // 8), stride=(1, 8)))
+        # All loads come before the first store, which they could not pass.
+        channel_scale = [[gSv[b, i] for b in range(2)] for i in range(DIM // 8)]
         batch = head // heads
         for r in cutlass.range_constexpr(2):
             total = quad_sum(f.row_sum[r])
@@ -362,7 +414,7 @@ class AttentionSm90:
                 line = (batch.to(Int64) * lq + (row + 8 * r)) * heads + head % heads
                 gOut = cute.make_tensor(out + (line * (DIM // 2) + f.thread % 4), cute.make_layout(DIM // 8, stride=4))
                 for i in cutlass.range_constexpr(DIM // 8):
-                    y = [acc[b, r, i] * inverse * gSv[b, i] for b in range(2)]
+                    y = [acc[b, r, i] * inverse * channel_scale[i][b] for b in range(2)]
                     gOut[i] = pack(y[0], y[1])
 
 
