@@ -24,19 +24,17 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int8, Int32, Int64, Uint32, const_expr
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.cute.nvgpu import warpgroup
 from cutlass.cute.runtime import make_ptr
 
 from . import layouts as lo
 from .buildable import Buildable
 from .config import configs
+from .fragments import DIM, KEYS, ROWS, Fragments, Mmas
 from .pipeline import CONSUMERS, MU_ELEMENTS, THREADS, Barriers, initialise, produce, storage
 from .ptx import as_int, high_bf16, low_bf16, pack_bf16, pack_fp16
-from .softmax import MAGIC, MAGIC_BITS, fragment_view, quad_sum, softmax_tile
+from .softmax import MAGIC_BITS, fragment_view, quad_sum, softmax_tile
 
-ROWS, DIM, KEYS = lo.WARPGROUP_ROWS, lo.HEAD_DIM, lo.KEY_TILE
-_K_SW128 = warpgroup.SmemLayoutAtomKind.K_SW128
-_K_SW32 = warpgroup.SmemLayoutAtomKind.K_SW32
 #: Registers of a producer and of a consumer thread: 128 * 24 + 256 * 240 fit the 65536 of an SM.
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
 
@@ -53,81 +51,7 @@ POINTERS = (
     ("km", BFloat16, 128),
     ("out", Uint32, 16),
 )
-SCALARS = ("lq", "tiles", "heads", "scale")
-
-
-class Mmas:
-    """The tiled MMAs, one for each value of ACCUMULATE, so that nothing is mutated inside a staged loop."""
-
-    def __init__(self):
-        k_major, registers = OperandMajorMode.K, warpgroup.OperandSource.RMEM
-        smem = warpgroup.OperandSource.SMEM
-        scores = warpgroup.MmaI8Op(Int8, Int8, Int32, (ROWS, KEYS, 32), smem, k_major, k_major)
-        self.scores = self._tiled(scores, True)
-        values = (Float8E4M3FN, Float8E4M3FN, Float32, (ROWS, lo.V_ROWS, 32), registers, k_major, k_major)
-        self.values_first = self._tiled(warpgroup.MmaF8Op(*values), False)
-        self.values = self._tiled(warpgroup.MmaF8Op(*values), True)
-        means = warpgroup.MmaF16BF16Op(BFloat16, Float32, (ROWS, DIM, 16), registers, k_major, k_major)
-        self.means = self._tiled(means, True)
-        key_means = (BFloat16, Float32, (ROWS, lo.MEAN_GROUP, 16), smem, k_major, k_major)
-        self.key_means_first = self._tiled(warpgroup.MmaF16BF16Op(*key_means), False)
-        self.key_means = self._tiled(warpgroup.MmaF16BF16Op(*key_means), True)
-
-    @staticmethod
-    def _tiled(op, accumulate):
-        mma = cute.make_tiled_mma(cute.make_mma_atom(op), (1, 1, 1))
-        mma.set(warpgroup.Field.ACCUMULATE, accumulate)
-        return mma
-
-
-class Fragments:
-    """What one consumer thread holds: operand descriptors, accumulators, running maxima and sums."""
-
-    def __init__(self, config, shared, mmas, thread, warpgroup_index, row_scale):
-        def tiled(memory, kind, dtype, shape):
-            layout = cute.tile_to_shape(warpgroup.make_smem_layout_atom(kind, dtype), shape, (0, 1, 2))
-            return memory.get_tensor(layout.outer, swizzle=layout.inner)
-
-        stages = config.stages
-        self.mmas, self.thread, self.row_scale = mmas, thread, row_scale
-        self.warpgroup_index = warpgroup_index
-        # A zero that the compiler cannot see through: the grid is flat.
-        self.zero = Float32(cute.arch.block_idx()[2])
-        self.magic = self.zero + MAGIC
-        self.scores_thread, self.values_thread = mmas.scores.get_slice(thread), mmas.values.get_slice(thread)
-        sQ = tiled(shared.q, _K_SW128, Int8, (ROWS, DIM, CONSUMERS))
-        sK = tiled(shared.k, _K_SW128, Int8, (KEYS, DIM, stages))
-        sV = tiled(shared.v, _K_SW128, Float8E4M3FN, (lo.V_ROWS, KEYS, stages))
-        tSrQ = self.scores_thread.make_fragment_A(self.scores_thread.partition_A(sQ))
-        self.tSrQ = tSrQ[None, None, None, warpgroup_index]
-        self.tSrK = self.scores_thread.make_fragment_B(self.scores_thread.partition_B(sK))
-        self.tOrV = self.values_thread.make_fragment_B(self.values_thread.partition_B(sV))
-        self.tOrP = self.values_thread.make_fragment_A(self.values_thread.partition_shape_A((ROWS, KEYS)))
-        self.p_words = cute.recast_tensor(self.tOrP, Uint32)
-        self.acc = cute.make_rmem_tensor(lo.V_ROWS // 2, Float32)
-        self.acc.fill(0.0)
-        self.maximum = cute.make_rmem_tensor(2, Float32)
-        self.maximum.fill(-Float32.inf)
-        self.row_sum = cute.make_rmem_tensor(2, Float32)
-        self.row_sum.fill(0.0)
-        if config.demean:
-            means = mmas.means.get_slice(thread)
-            sMu = tiled(shared.mu, _K_SW32, BFloat16, (DIM, lo.MEAN_WIDTH, 2))
-            self.tMrMu = means.make_fragment_B(means.partition_B(sMu))
-            self.tMrR = means.make_fragment_A(means.partition_shape_A((ROWS, lo.MEAN_WIDTH)))
-            self.r_words = cute.recast_tensor(self.tMrR, Uint32)
-            self.r_words.fill(0)
-            # The first 128 columns of O, as the accumulator of the mean MMA.
-            layout = means.make_fragment_C(means.partition_shape_C((ROWS, DIM))).layout
-            self.acc_means = cute.make_tensor(self.acc.iterator, layout)
-        if config.key_means:
-            key_means = mmas.key_means.get_slice(thread)
-            sQb = tiled(shared.qb, _K_SW128, BFloat16, (ROWS, DIM, CONSUMERS))
-            sKm = tiled(shared.km, _K_SW128, BFloat16, (lo.MEAN_GROUP, DIM, 2))
-            self.tBrQ = key_means.make_fragment_A(key_means.partition_A(sQb))[None, None, None, warpgroup_index]
-            self.tBrKm = key_means.make_fragment_B(key_means.partition_B(sKm))
-            # q . (key mean) of this group's 8 blocks: blocks 2 i, 2 i + 1 in quad lane i.
-            self.acc_bias = key_means.make_fragment_C(key_means.partition_shape_C((ROWS, lo.MEAN_GROUP)))
+SCALARS = ("lq", "lkv", "heads", "scale")
 
 
 def await_turn(warpgroup_index):
@@ -167,7 +91,7 @@ class AttentionSm90:
         km: cute.Pointer,
         out: cute.Pointer,
         lq: Int32,
-        tiles: Int32,
+        lkv: Int32,
         heads: Int32,
         scale: Float32,
         grid_x: Int32,
@@ -175,7 +99,7 @@ class AttentionSm90:
         stream: cuda.CUstream,
     ):
         self.storage = storage(self.config)
-        self.kernel(q, k, v, qs, ks, sv, mu, qb, km, out, lq, tiles, heads, scale).launch(
+        self.kernel(q, k, v, qs, ks, sv, mu, qb, km, out, lq, lkv, heads, scale).launch(
             grid=(grid_x, grid_y, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
         )
 
@@ -193,12 +117,13 @@ class AttentionSm90:
         km: cute.Pointer,
         out: cute.Pointer,
         lq: Int32,
-        tiles: Int32,
+        lkv: Int32,
         heads: Int32,
         scale: Float32,
     ):
-        """Grid (query tiles, B H). `tiles`: key tiles; `heads`: H; `scale`: score scale times log2 e."""
+        """Grid (query tiles, B H). `lq`, `lkv`: lengths; `heads`: H; `scale`: score scale times log2 e."""
         config = self.config
+        tiles = (lkv + KEYS - 1) // KEYS
         thread, _, _ = cute.arch.thread_idx()
         query_tile, head, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(thread // 32)
@@ -231,7 +156,7 @@ class AttentionSm90:
                 )
         else:
             cute.arch.setmaxregister_increase(_CONSUMER_REGISTERS)
-            self.consume(shared, bars, qs, ks, sv, out, lq, tiles, heads, scale, group_index - 1)
+            self.consume(shared, bars, qs, ks, sv, out, lq, lkv, heads, scale, group_index - 1)
 
     @cute.jit
     def consume(
@@ -243,13 +168,14 @@ class AttentionSm90:
         sv: cute.Pointer,
         out: cute.Pointer,
         lq: Int32,
-        tiles: Int32,
+        lkv: Int32,
         heads: Int32,
         scale: Float32,
         warpgroup_index: Int32,
     ):
         """One consumer warpgroup: the loop over key tiles, then the output."""
         config = self.config
+        tiles = (lkv + KEYS - 1) // KEYS
         thread, _, _ = cute.arch.thread_idx()
         query_tile, head, _ = cute.arch.block_idx()
         thread = thread % 128
@@ -271,9 +197,9 @@ class AttentionSm90:
             groups = (tiles + lo.TILES_PER_GROUP - 1) // lo.TILES_PER_GROUP
             for group in cutlass.range(groups, unroll=1):
                 first = group * lo.TILES_PER_GROUP
-                self.tile(f, bars, gKs, first, tiles, group, True, scale)
+                self.tile(f, bars, gKs, first, lkv, group, True, scale)
                 for j in cutlass.range(first + 1, cutlass.min(first + lo.TILES_PER_GROUP, tiles), unroll=1):
-                    self.tile(f, bars, gKs, j, tiles, group, False, scale)
+                    self.tile(f, bars, gKs, j, lkv, group, False, scale)
             self.collect_row_sums(f)
             warpgroup.fence()
             self.restore_means(f, groups - 1)
@@ -281,7 +207,7 @@ class AttentionSm90:
             warpgroup.wait_group(0)
         else:
             for j in cutlass.range(tiles, unroll=1):
-                self.tile(f, bars, gKs, j, tiles, 0, False, scale)
+                self.tile(f, bars, gKs, j, lkv, 0, False, scale)
             sums = fragment_view(f.acc, lo.V_ROWS)
             for r in cutlass.range_constexpr(2):
                 f.row_sum[r] = sums[0, r, DIM // 8] + sums[1, r, DIM // 8]
@@ -290,7 +216,7 @@ class AttentionSm90:
                 pass_turn(warpgroup_index)
         self.store(f, sv, out, lq, heads, head, row)
 
-    def tile(self, f, bars, gKs, j, tiles, group, first, scale):
+    def tile(self, f, bars, gKs, j, lkv, group, first, scale):
         """One key tile. `first`: of its mean group, which is when the previous group's means are restored."""
         config, mmas = self.config, f.mmas
         stage = j % config.stages
@@ -320,10 +246,12 @@ class AttentionSm90:
         if config.key_means:
             lane = (f.thread % 32 & 28) + j % lo.TILES_PER_GROUP
             addend = [[cute.arch.shuffle_sync(f.acc_bias[2 * r + h], lane) * scale for h in range(2)] for r in range(2)]
-        rescale, sums = softmax_tile(self.expcast, acc_scores, f.p_words, f.maximum, f.row_scale, key_scale, addend)
+        rescale, sums, last = softmax_tile(
+            self.expcast, acc_scores, f.p_words, f.maximum, f.row_scale, key_scale, addend
+        )
         if self.take_turns:
             # The next K tile is waited for here, where it costs nothing, and not inside the turn.
-            later = cutlass.min(j + 1, tiles - 1)
+            later = cutlass.min(j + 1, (lkv - 1) // KEYS)
             cute.arch.mbarrier_wait(bars.k_full + later % config.stages, (later // config.stages) & 1)
         cute.arch.mbarrier_wait(bars.v_full + stage, phase)
         if self.take_turns:
@@ -335,20 +263,37 @@ class AttentionSm90:
             cute.gemm(mma, acc_tile, f.tOrP[None, None, i], f.tOrV[None, None, i, stage], acc_tile)
         warpgroup.commit_group()
         if self.exact_sums:
-            mine = f.thread % 4 == j % lo.TILES_PER_GROUP
-            whole = [[quad_sum(sums[r][h]) for h in range(2)] for r in range(2)]
-            kept = [[cutlass.select_(mine, whole[r][h], Float32(0.0)) for h in range(2)] for r in range(2)]
+            block_sums = self.block_sums(f, sums, last, j, lkv)
         warpgroup.wait_group(0)
         self.release(bars.v_empty + stage)
         old, new = fragment_view(f.acc, lo.V_ROWS), fragment_view(acc_tile, lo.V_ROWS)
         for i in range(lo.V_ROWS // 8):
             for r in range(2):
                 for b in range(2):
-                    gain = kept[r][b] if self.exact_sums and i == DIM // 8 else new[b, r, i]
+                    gain = block_sums[r][b] if self.exact_sums and i == DIM // 8 else new[b, r, i]
                     old[b, r, i] = old[b, r, i] * rescale[r] + gain
         if config.demean:
             for r in range(2):
                 f.row_sum[r] = f.row_sum[r] * rescale[r]
+
+    def block_sums(self, f, sums, last, j, lkv):
+        """Row sums [row][block] of tile `j` over its valid keys, in the quad lane that feeds them to the mean MMA; 0 in
+        the others.
+
+        Keys beyond `lkv` in the last valid block repeat one real key, so each of them has the P of the block's last
+        column: they are subtracted by number, which needs no mask. A block without a valid key counts 0.
+        """
+        mine = f.thread % 4 == j % lo.TILES_PER_GROUP
+        result = []
+        for r in range(2):
+            row = []
+            for h in range(2):
+                missing = cutlass.max(j * KEYS + (h + 1) * lo.BLOCK - lkv, 0)
+                padding = cute.arch.shuffle_sync(last[r][h], f.thread % 32 | 3)
+                total = quad_sum(sums[r][h]) - Float32(missing) * padding
+                row.append(cutlass.select_(mine & (missing < lo.BLOCK), total, Float32(0.0)))
+            result.append(row)
+        return result
 
     def start_scores(self, f, acc_scores):
         """S := MAGIC. Inside a turn half of it by FMAs on O (times zero), so that two pipes share the 128 writes."""

@@ -63,11 +63,12 @@ def softmax_tile(expcast, accumulator, p_words, maximum, row_scale, key_scale, a
     expcast: ExpCast codes, or exp2 rounded to E4M3. accumulator: Int32 scores on MAGIC_BITS. maximum: running row
     maxima (2), log2 units, updated. row_scale (2) and key_scale (2 blocks): their product turns a score into log2
     units. addend [row][block]: log2 units, or None.
-    Returns the rescale factors alpha [row], and this thread's part of the row sums [row][block] of the unrounded P
-    (exp2 only; ExpCast's sums are those of its codes, which the ones rows of V^T give).
+    Returns the rescale factors alpha [row]; this thread's part of the row sums [row][block] of the unrounded P, and its
+    last unrounded P [row][block] (both exp2 only; ExpCast's sums are those of its codes, which the ones rows of V^T
+    give).
     """
     scores = fragment_view(accumulator, KEY_TILE)
-    rescale, sums = [], []
+    rescale, sums, last = [], [], []
     for r in range(2):
         scale = [row_scale[r] * key_scale[0], row_scale[r] * key_scale[1]]
         largest = [(block_maximum(scores, r, h) - MAGIC) * scale[h] for h in range(2)]
@@ -77,6 +78,7 @@ def softmax_tile(expcast, accumulator, p_words, maximum, row_scale, key_scale, a
         rescale.append(cute.math.exp2(maximum[r] - new, fastmath=True))
         maximum[r] = new
         partial = [Float32(0.0), Float32(0.0)]
+        ends = [Float32(0.0), Float32(0.0)]
         for i in range(KEY_TILE // 16):
             h = i // (BLOCK // 16)
             offset = new if addend is None else new - addend[r][h]
@@ -94,6 +96,8 @@ def softmax_tile(expcast, accumulator, p_words, maximum, row_scale, key_scale, a
             else:
                 p = [cute.math.exp2(x, fastmath=True) for x in y]
                 partial[h] = partial[h] + ((p[0] + p[1]) + (p[2] + p[3]))
+                ends[h] = p[3]
                 p_words[word] = pack_e4m3(p)
         sums.append(partial)
-    return rescale, sums
+        last.append(ends)
+    return rescale, sums, last
