@@ -40,7 +40,8 @@ def test_instructions(cubins, nvdisasm, config: AttentionConfig):
     assert count(r"WARPGROUP\.DEPBAR") <= 2 * bodies + 1
     if config.probability == "expcast_wide":
         assert count(r"\bF2IP\.U8\.F32\.NTZ") == 64 * bodies
-        assert count(r"\bF2I\b|\bI2I\b|\bI2F\b") == 0
+        # None for each element; the few are the division of the head index in the epilogue.
+        assert count(r"\bF2I\b|\bI2I\b|\bI2F\b") < 8
         assert count(r"MUFU\.EX2") < 10
     else:
         assert count(r"\bF2FP\.SATFINITE\.E4M3") == 64 * bodies
