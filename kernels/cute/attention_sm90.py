@@ -73,9 +73,6 @@ class AttentionSm90:
         # exp2: a token over P V .. next Q K^T keeps one warpgroup's EX2 under the other's MMAs (+11 %). ExpCast loses
         # 12 % by it: its softmax is short, and the kernel stands at the power limit.
         self.take_turns = not self.expcast
-        # exp2: r and l sum P before it is rounded, as the specification does; rounding errors of a block's weight
-        # would multiply its mean. ExpCast sums the decoded codes, which the MMA does for nothing.
-        self.exact_sums = config.demean and not self.expcast
 
     @cute.jit
     def __call__(
@@ -186,7 +183,7 @@ class AttentionSm90:
         )
         row_scale = [gQs[r] * scale for r in range(2)]
         gKs = cute.make_tensor(ks + (head * tiles).to(Int64) * 2, cute.make_layout((2, 1 << 24), stride=(1, 2)))
-        f = Fragments(config, shared, Mmas(), thread, warpgroup_index, row_scale)
+        f = Fragments(config, shared, Mmas(config), thread, warpgroup_index, row_scale)
         cute.arch.mbarrier_wait(bars.q_full, 0)
         if const_expr(self.take_turns):
             cute.arch.mbarrier_wait(bars.k_full, 0)
@@ -256,21 +253,21 @@ class AttentionSm90:
         cute.arch.mbarrier_wait(bars.v_full + stage, phase)
         if self.take_turns:
             await_turn(f.warpgroup_index)
-        acc_tile = f.values_thread.make_fragment_C(f.values_thread.partition_shape_C((ROWS, lo.V_ROWS)))
+        acc_tile = f.values_thread.make_fragment_C(f.values_thread.partition_shape_C((ROWS, mmas.columns)))
         warpgroup.fence()
         for i in range(KEYS // 32):
             mma = mmas.values if i else mmas.values_first
             cute.gemm(mma, acc_tile, f.tOrP[None, None, i], f.tOrV[None, None, i, stage], acc_tile)
         warpgroup.commit_group()
-        if self.exact_sums:
+        if config.exact_sums:
             block_sums = self.block_sums(f, sums, last, j, lkv)
         warpgroup.wait_group(0)
         self.release(bars.v_empty + stage)
-        old, new = fragment_view(f.acc, lo.V_ROWS), fragment_view(acc_tile, lo.V_ROWS)
+        old, new = fragment_view(f.acc, lo.V_ROWS), fragment_view(acc_tile, mmas.columns)
         for i in range(lo.V_ROWS // 8):
             for r in range(2):
                 for b in range(2):
-                    gain = block_sums[r][b] if self.exact_sums and i == DIM // 8 else new[b, r, i]
+                    gain = block_sums[r][b] if config.exact_sums and i == DIM // 8 else new[b, r, i]
                     old[b, r, i] = old[b, r, i] * rescale[r] + gain
         if config.demean:
             for r in range(2):

@@ -18,12 +18,14 @@ _K_SW32 = warpgroup.SmemLayoutAtomKind.K_SW32
 class Mmas:
     """The tiled MMAs, one for each value of ACCUMULATE, so that nothing is mutated inside a staged loop."""
 
-    def __init__(self):
+    def __init__(self, config):
         k_major, registers = OperandMajorMode.K, warpgroup.OperandSource.RMEM
         smem = warpgroup.OperandSource.SMEM
         scores = warpgroup.MmaI8Op(Int8, Int8, Int32, (ROWS, KEYS, 32), smem, k_major, k_major)
         self.scores = self._tiled(scores, True)
-        values = (Float8E4M3FN, Float8E4M3FN, Float32, (ROWS, lo.V_ROWS, 32), registers, k_major, k_major)
+        # Exact sums come from registers: the ones rows of V^T are left out.
+        self.columns = DIM if config.exact_sums else lo.V_ROWS
+        values = (Float8E4M3FN, Float8E4M3FN, Float32, (ROWS, self.columns, 32), registers, k_major, k_major)
         self.values_first = self._tiled(warpgroup.MmaF8Op(*values), False)
         self.values = self._tiled(warpgroup.MmaF8Op(*values), True)
         means = warpgroup.MmaF16BF16Op(BFloat16, Float32, (ROWS, DIM, 16), registers, k_major, k_major)
@@ -57,6 +59,8 @@ class Fragments:
         sQ = tiled(shared.q, _K_SW128, Int8, (ROWS, DIM, CONSUMERS))
         sK = tiled(shared.k, _K_SW128, Int8, (KEYS, DIM, stages))
         sV = tiled(shared.v, _K_SW128, Float8E4M3FN, (lo.V_ROWS, KEYS, stages))
+        if config.exact_sums:
+            sV = cute.local_tile(sV, (DIM, KEYS, stages), (0, 0, 0))
         tSrQ = self.scores_thread.make_fragment_A(self.scores_thread.partition_A(sQ))
         self.tSrQ = tSrQ[None, None, None, warpgroup_index]
         self.tSrK = self.scores_thread.make_fragment_B(self.scores_thread.partition_B(sK))

@@ -46,3 +46,19 @@ def test_error_is_the_specifications(cubins, plan, shape, dtype):
     # Below 0.004 the output type's own rounding is what is seen.
     assert error < max(1.1 * relative(spec_attention(q, k, v, plan, used), exact), 4e-3)
     assert torch.isnan(guard[b * lq * h * 128 :]).all()
+
+
+def test_a_graph_replays_the_call(cubins):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("gpu: the card is not of compute capability 9.0")
+    q, k, v = (torch.randn(1, 2, 300, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    images = prepare(q, k, v, FAST)
+    eager, replayed = (torch.empty(1, 300, 2, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    assert attend(images, FAST, eager, folder=cubins) is None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert attend(images, FAST, replayed, folder=cubins) is None
+    replayed.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(eager, replayed)
