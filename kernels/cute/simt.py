@@ -66,6 +66,27 @@ def load_int(address, valid=None):
     )
 
 
+def load_byte(address, valid):
+    """One byte at a global `address` as Int32; 0 where `valid` is 0."""
+    return ptx(
+        "{.reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; @p ld.global.u8 {$w0}, [{$r0}];}",
+        Int32,
+        [address, valid],
+    )
+
+
+def load8(address, valid):
+    """Two 32-bit words at a global `address` (8-byte aligned); zeros where `valid` is 0."""
+    return list(
+        ptx(
+            "{.reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; "
+            "@p ld.global.v2.b32 {{$w0},{$w1}}, [{$r0}];}",
+            [Uint32, Uint32],
+            [address, valid],
+        )
+    )
+
+
 def load_float(address):
     """One fp32 value at a global `address`."""
     return ptx("ld.global.f32 {$w0}, [{$r0}];", Float32, [address])
@@ -106,6 +127,22 @@ def store_half(address, word, condition):
         "@p st.global.b16 [{$r0}], lo;}",
         [address, word, condition],
     )
+
+
+def store_byte(address, value, condition):
+    """The low byte of `value` (Int32), where `condition` is not 0."""
+    effect("{.reg .pred p; setp.ne.s32 p, {$r2}, 0; @p st.global.u8 [{$r0}], {$r1};}", [address, value, condition])
+
+
+def shared_add(address, value, condition):
+    """Add Int32 `value` to shared memory, where `condition` is not 0; integers, so the order does not matter."""
+    effect(
+        "{.reg .pred p; setp.ne.s32 p, {$r2}, 0; @p red.shared.add.u32 [{$r0}], {$r1};}", [address, value, condition]
+    )
+
+
+def sync_warp():
+    effect("bar.warp.sync 0xffffffff;", [])
 
 
 def shared_store(address, value):
@@ -188,6 +225,12 @@ def unpack2(word, fp16):
 def bf16x2(low, high):
     """Two fp32 rounded to bf16 in one word."""
     return ptx("cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", Uint32, [low, high])
+
+
+def half2(low, high, fp16):
+    """Two fp32 rounded to the 16-bit format in one word."""
+    kind = "f16x2" if fp16 else "bf16x2"
+    return ptx(f"cvt.rn.{kind}.f32 {{$w0}}, {{$r1}}, {{$r0}};", Uint32, [low, high])
 
 
 def to_bf16(words, fp16):
