@@ -45,7 +45,8 @@ def strided(i, count, length):
 class Assign:
     """Kernel `group_assign`: grid (BH, CTAs), block 256, SHARED bytes of shared memory.
 
-    packed: 16-bit centroids [BH, TABLE bytes] (`fragment_offset`). bias: fp32 [BH, 256], -|c|^2 / 2, -inf beyond the last centroid.
+    packed: 16-bit centroids, TABLE bytes a head (`fragment_offset`). bias: fp32 [BH, 256], -|c|^2 / 2, and -inf beyond
+    the last centroid.
     Tokens i * length // count (i < count) are scored, `steps` * 256 of them in a CTA; labels: uint8 [BH, count].
     """
 

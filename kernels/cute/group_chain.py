@@ -1,8 +1,8 @@
 """Grouping of V, order: centroids renumbered along a greedy chain of nearest neighbours.
 
 One CTA for each head, two threads for each centroid with 64 channels each in registers. Each step reads the current
-centroid (the same addresses in all threads of a half), and the nearest unused one is found by an integer minimum over keys in
-the order of the distances, ties to the lower index.
+centroid (the same addresses in all threads of a half); the nearest unused one is found by an integer minimum over keys
+in the order of the distances, ties to the lower index.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Chain:
         source_rows: Int32,
     ):  # fmt: skip
         head, _, _ = cute.arch.block_idx()
-        thread, warp, lane = simt.thread_position()
+        thread, warp, _ = simt.thread_position()
         shared = simt.shared_memory(self.SHARED)
         base = source.toint() + (head * source_rows).to(Int64) * 512
         group, half = thread // 2, thread % 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.runtime import make_ptr
 
 from . import layouts, simt
@@ -51,8 +51,9 @@ class PrepareQ:
         stream: cuda.CUstream,
     ):
         self.kernel(q, q_image, q_scale, q_rows, stride_b, stride_h, stride_l, heads, length).launch(
-            grid=(grid_x, grid_y, 1), block=(simt.THREADS, 1, 1), min_blocks_per_mp=2, preferred_smem_carveout=50, stream=stream
-        )
+            grid=(grid_x, grid_y, 1), block=(simt.THREADS, 1, 1), min_blocks_per_mp=2, preferred_smem_carveout=50,
+            stream=stream,
+        )  # fmt: skip
 
     @cute.kernel
     def kernel(
@@ -69,12 +70,12 @@ class PrepareQ:
     ):
         head, tile, _ = cute.arch.block_idx()
         _, tiles, _ = cute.arch.grid_dim()
-        _, warp, lane = simt.thread_position()
-        self.body(q, q_image, q_scale, q_rows, stride_b, stride_h, stride_l, heads, length, head, tile, tiles, warp, lane)
+        rows = simt.Rows(q, head, heads, stride_b, stride_h, stride_l)
+        self.body(rows, q_image, q_scale, q_rows, length, head, tile, tiles)
 
-    def body(self, q, image, scales, rows16, sb, sh, sl, heads, length, head, tile, tiles, warp, lane):
+    def body(self, rows, image, scales, rows16, length, head, tile, tiles):
+        _, warp, lane = simt.thread_position()
         g, x = lane // 4, lane % 4
-        rows = simt.Rows(q, head, heads, sb, sh, sl)
         row = warp * 16 + g
         raw = []
         for r in range(2):

@@ -42,8 +42,8 @@ class StatsV:
 
     SHARED = 8 * 1024
 
-    def __init__(self, fp16: bool, demean: bool):
-        self.fp16, self.demean = fp16, demean
+    def __init__(self, fp16: bool, demean: bool, gather: bool):
+        self.fp16, self.demean, self.gather = fp16, demean, gather
 
     @cute.jit
     def __call__(
@@ -75,7 +75,7 @@ class StatsV:
             position = first + thread // 16 + 16 * n
             inside = simt.less(position, length)
             # Past the end the block's first token stands in: harmless for the extremes, weight 0 in the sum.
-            tokens.append(token_at(order, head, length, simt.select(inside, position, first), self.demean))
+            tokens.append(token_at(order, head, length, simt.select(inside, position, first), self.gather))
             weight.append(inside.to(Float32))
         words = [simt.load16(rows.address(token, (lane % 16) * 16)) for token in tokens]
         high = [words[0][n] for n in range(4)]
@@ -133,8 +133,8 @@ class PrepareV:
 
     SHARED = 128 * 128 + 2 * 512
 
-    def __init__(self, fp16: bool, demean: bool):
-        self.fp16, self.demean = fp16, demean
+    def __init__(self, fp16: bool, demean: bool, gather: bool):
+        self.fp16, self.demean, self.gather = fp16, demean, gather
 
     @cute.jit
     def __call__(
@@ -181,7 +181,7 @@ class PrepareV:
             for extra in (0, 1, 8, 9):
                 position = block * layouts.BLOCK + group * 16 + first + extra
                 inside = simt.less(position, length)
-                tokens.append(token_at(order, head, length, simt.smaller(position, length - 1), self.demean))
+                tokens.append(token_at(order, head, length, simt.smaller(position, length - 1), self.gather))
                 valid.append(inside)
         byte = (warp % 2) * 128 + (lane // 4) * 16
         return [simt.load16(rows.address(token, byte), ok) for token, ok in zip(tokens, valid, strict=True)], valid
@@ -277,18 +277,18 @@ def _gmem(kind):
     return make_ptr(kind, 0, cute.AddressSpace.gmem, assumed_align=16)
 
 
-def build_stats(options="", fp16=False, demean=True):
+def build_stats(options="", fp16=False, demean=True, gather=True):
     kind = cutlass.Float16 if fp16 else cutlass.BFloat16
     return cute.compile(
-        StatsV(fp16, demean), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32), Int64(1), Int64(1), Int64(1),
-        Int32(1), Int32(1), Int32(1), Int32(1), cuda.CUstream(0), options=options,
+        StatsV(fp16, demean, gather), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32), Int64(1), Int64(1),
+        Int64(1), Int32(1), Int32(1), Int32(1), Int32(1), cuda.CUstream(0), options=options,
     )  # fmt: skip
 
 
-def build(options="", fp16=False, demean=True):
+def build(options="", fp16=False, demean=True, gather=True):
     kind = cutlass.Float16 if fp16 else cutlass.BFloat16
     return cute.compile(
-        PrepareV(fp16, demean), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32),
+        PrepareV(fp16, demean, gather), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32),
         _gmem(cutlass.Float8E4M3FN), _gmem(Float32), _gmem(cutlass.BFloat16), Int64(1), Int64(1), Int64(1), Int32(1),
         Int32(1), Int32(1), Int32(1), cuda.CUstream(0), options=options,
     )  # fmt: skip

@@ -1,0 +1,339 @@
+"""Preparation and grouping kernels on a GPU: images against the torch reference, then time and bandwidth of each pass.
+
+    python benchmarks/preparation.py CUBINS [--check] [--time] [--json FILE]
+
+CUBINS is the folder that `kernels/build.py` wrote. --check compares images with `kernels.cute.reference` over shapes,
+layouts, dtypes and plans (poisoned outputs); --time measures Wan 720p (S = 75,600, 40 heads). Neither: both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tools.pack import load_pack
+
+load_pack()
+from vc_attention.kernels.cute import layouts as lo  # noqa: E402
+from vc_attention.kernels.cute import reference  # noqa: E402
+from vc_attention.kernels.launch import prepare as prep  # noqa: E402
+from vc_attention.kernels.launch.loader import load_library  # noqa: E402
+from vc_attention.kernels.plan import Plan  # noqa: E402
+from vc_attention.kernels.reasons import Reason  # noqa: E402
+from vc_attention.kernels.spec import grouping as spec_grouping  # noqa: E402
+
+PLANS = {"demean": Plan(), "plain": Plan().without_grouping(), "key_means": Plan(key_means=True)}
+SHAPES = ((1, 2, 1, 1), (1, 2, 128, 128), (2, 3, 200, 333), (1, 2, 257, 256), (1, 2, 1000, 1025), (1, 2, 130, 129),
+          (1, 3, 64, 2049), (1, 1, 4040, 4040))  # fmt: skip
+LAYOUTS = ("heads", "tokens", "fused", "padded")
+
+
+def must(value):
+    """`value`, or an error that says why a kernel did not run."""
+    if isinstance(value, Reason):
+        raise SystemExit(f"not run: {value.code}: {value.text}")
+    return value
+
+
+def tensors(b, h, lq, lkv, layout, dtype, seed=0):
+    """Random q, k, v [B, H, L, 128] with channel offsets and clusters, in one of four memory layouts."""
+    g = torch.Generator("cuda").manual_seed(seed)
+    out = []
+    for n, length in enumerate((lq, lkv, lkv)):
+        x = torch.randn(b, h, length, 128, device="cuda", generator=g)
+        x += 3 * torch.randn(b, h, 1, 128, device="cuda", generator=g) * (n > 0)
+        centres = torch.randn(b, h, 16, 128, device="cuda", generator=g)
+        pick = torch.randint(16, (b, h, length), device="cuda", generator=g)
+        x += 1.5 * centres.gather(2, pick[..., None].expand(-1, -1, -1, 128))
+        x = x.to(dtype)
+        if layout == "tokens":
+            x = x.transpose(1, 2).contiguous().transpose(1, 2)
+        elif layout == "fused":
+            wide = torch.full((b, length, 3, h, 128), torch.nan, dtype=dtype, device="cuda")
+            wide[:, :, n] = x.transpose(1, 2)
+            x = wide[:, :, n].transpose(1, 2)
+        elif layout == "padded":
+            wide = torch.full((b, h, length + 3, 144), torch.nan, dtype=dtype, device="cuda")
+            wide[:, :, 2 : length + 2, 8:136] = x
+            x = wide[:, :, 2 : length + 2, 8:136]
+        out.append(x)
+    return out
+
+
+def poison(*arguments):
+    """`allocate` whose tensors hold 0xA5 in every byte."""
+    images = _allocate(*arguments)
+    for x in vars(images).values():
+        if isinstance(x, torch.Tensor):
+            x.view(torch.uint8).fill_(0xA5)
+    return images
+
+
+_allocate = prep.allocate
+
+
+def e4m3_steps(a, b):
+    """How many representable values lie between two E4M3 byte tensors."""
+    def rank(x):
+        x = x.to(torch.int32)
+        return torch.where(x >= 128, 128 - x, x)
+    return (rank(a) - rank(b)).abs()
+
+
+def compare(name, ours, theirs, lkv):
+    """(differing elements, elements, largest difference) of one image; the difference in codes or relative."""
+    if name == "k" and lkv <= ours.shape[1] * 256 - 128:
+        # The wholly padded block repeats the block before it, where the reference repeats one key.
+        ours, theirs = (x.flatten(1, 2) for x in (ours, theirs))
+        if not torch.equal(ours[:, -128:], ours[:, -256:-128]):
+            return -1, ours.numel(), float("inf")
+        ours, theirs = ours[:, :-128], theirs[:, :-128]
+    if name == "v":
+        steps = e4m3_steps(ours, theirs)
+        return int((steps > 0).sum()), ours.numel(), float(steps.max())
+    a, b = ours.to(torch.float64), theirs.to(torch.float64)
+    if a.isnan().any():
+        return -1, a.numel(), float("inf")
+    if name in ("q", "k"):
+        return int((a != b).sum()), a.numel(), float((a - b).abs().max())
+    return int((a != b).sum()), a.numel(), float(((a - b).abs() / b.abs().clamp_min(1e-3)).max())
+
+
+#: Largest difference of an element, and largest share of differing elements.
+LIMITS = {"q": (1, 1e-3), "k": (1, 1e-3), "v": (1, 1e-3), "qs": (1e-6, 1), "ks": (1e-6, 1), "sv": (1e-6, 1),
+          "mu": (8e-3, 1e-2), "qb": (0, 0), "km": (8e-3, 1e-2)}  # fmt: skip
+
+
+def check(library):
+    """All cases; prints failures and totals by image."""
+    prep.allocate = poison
+    totals, failed, cases = {}, 0, 0
+    grid = itertools.product(SHAPES, PLANS.items(), (torch.bfloat16, torch.float16), (False, True))
+    for n, ((b, h, lq, lkv), (plan_name, plan), dtype, grouped) in enumerate(grid):
+        layout = LAYOUTS[n % 4]
+        q, k, v = tensors(b, h, lq, lkv, layout, dtype, n)
+        g = torch.Generator("cuda").manual_seed(n)
+        labels = torch.randint(13, (b, h, lkv), device="cuda", generator=g, dtype=torch.uint8) if grouped else None
+        ours = must(prep.prepare(library, q, k, v, plan, labels))
+        used = labels if plan.demean or plan.key_means else None
+        theirs = reference.prepare(q, k, v, plan, used)
+        torch.cuda.synchronize()
+        cases += 1
+        for name, (limit, share) in LIMITS.items():
+            a, c = getattr(ours, name), getattr(theirs, name)
+            if c is None:
+                continue
+            different, count, worst = compare(name, a, c, lkv)
+            total = totals.setdefault(name, [0, 0, 0.0])
+            total[0] += different
+            total[1] += count
+            total[2] = max(total[2], worst)
+            if different < 0 or worst > limit or different > max(share * count, 2):
+                failed += 1
+                if failed < 20:
+                    print(f"FAIL {name} {(b, h, lq, lkv)} {layout} {plan_name} {dtype} grouped={grouped}: "
+                          f"{different} of {count}, worst {worst:.3g}")  # fmt: skip
+    for name, (different, count, worst) in totals.items():
+        print(f"{name}: {different} of {count} elements differ ({different / count:.2e}), worst {worst:.3g}")
+    print(f"images: {cases} cases, {failed} failures")
+    prep.allocate = _allocate
+    return {"cases": cases, "failures": failed, "totals": totals}
+
+
+def check_layouts(library):
+    """Element offsets beyond 2^31: the second batch of a fused view gives the bytes of its contiguous copy."""
+    wide = torch.empty((2, 75600, 3, 40, 128), dtype=torch.bfloat16, device="cuda")
+    for part in wide[1].split(8192):
+        part.normal_()
+    q, k, v = (wide[1:, :, n, 36:].transpose(1, 2) for n in range(3))
+    far = (q.data_ptr() - wide.data_ptr()) // 2
+    labels = torch.randint(256, (1, 4, 75600), device="cuda", dtype=torch.uint8)
+    a = must(prep.prepare(library, q, k, v, Plan(key_means=True), labels))
+    copies = [x.contiguous() for x in (q, k, v)]
+    b = must(prep.prepare(library, *copies, Plan(key_means=True), labels))
+    same = all(torch.equal(getattr(a, n).view(torch.uint8), getattr(b, n).view(torch.uint8)) for n in LIMITS)
+    last = far + 75600 * 3 * 40 * 128
+    print(f"64-bit offsets (elements {far} to {last}): {'equal' if same else 'DIFFERENT'}")
+    return same
+
+
+def energy_removed(v, order):
+    """Share of V's energy that the means of 128-token blocks remove."""
+    x = v.float()
+    x = x.gather(2, order.long()[..., None].expand_as(x))
+    whole = x.shape[2] // 128 * 128
+    x = x[:, :, :whole].unflatten(2, (-1, 128))
+    return float(1 - (x - x.mean(3, keepdim=True)).square().sum() / x.square().sum())
+
+
+def check_grouping(library):
+    """Sort: exact. Labels: against the specification on the same data, agreement and energy removed; twice the same."""
+    ok, out = True, []
+    for b, h, length, high in ((1, 2, 1, 1), (2, 3, 333, 7), (1, 2, 4097, 256), (1, 3, 32760, 128), (1, 1, 12288, 1)):
+        labels = torch.randint(high, (b, h, length), device="cuda", dtype=torch.uint8)
+        order = must(prep.token_order(library, labels))
+        if not torch.equal(order.long(), torch.argsort(labels, dim=-1, stable=True)):
+            ok = False
+            print(f"FAIL order {(b, h, length, high)}")
+    for b, h, length, groups, dtype in (
+        (1, 2, 32760, 0, torch.bfloat16), (2, 2, 5000, 0, torch.float16), (1, 2, 300, 0, torch.bfloat16),
+        (1, 1, 10, 16, torch.bfloat16), (1, 2, 9000, 37, torch.bfloat16), (1, 2, 75600, 0, torch.bfloat16),
+    ):  # fmt: skip
+        g = torch.Generator("cuda").manual_seed(length)
+        k = 200
+        centres = torch.randn(b, h, k, 128, device="cuda", generator=g)
+        pick = torch.randint(k, (b, h, length), device="cuda", generator=g)
+        v = torch.randn(b, h, length, 128, device="cuda", generator=g)
+        v = (v + centres.gather(2, pick[..., None].expand_as(v))).to(dtype)
+        labels, centroids = must(prep.group(library, v, groups))
+        again, _ = must(prep.group(library, v, groups))
+        spec_labels, spec_centroids = spec_grouping.group(v, groups)
+        warm, _ = must(prep.group(library, v, 0, centroids))
+        still, _ = must(prep.group(library, v, 0, centroids, False))
+        spec_warm = spec_grouping.group(v, 0, centroids)[0]
+        # Renumbering differs after a near tie in the chain, so centroids are matched by distance.
+        near = torch.cdist(centroids.flatten(0, 1), spec_centroids.flatten(0, 1))
+        near = near.view(b, h, centroids.shape[2], b, h, -1)
+        match = torch.stack([torch.stack([near[i, j, :, i, j].argmin(-1) for j in range(h)]) for i in range(b)])
+        agree = float((match.gather(2, labels.long()) == spec_labels.long()).float().mean())
+        warm_agree = float((warm == spec_warm).float().mean())
+        every = (labels, spec_labels, warm, spec_warm)
+        energies = [energy_removed(v, must(prep.token_order(library, x))) for x in every]
+        same = torch.equal(labels, again) and torch.equal(still, warm)
+        ok &= same and bool(centroids.isfinite().all()) and energies[0] > 0.98 * energies[1] - 1e-3
+        line = (f"group {(b, h, length, groups)} {str(dtype)[6:]}: labels like the specification {agree:.4f}, warm "
+                f"{warm_agree:.4f}; energy {energies[0]:.4f} spec {energies[1]:.4f}, warm {energies[2]:.4f} spec "
+                f"{energies[3]:.4f}; repeatable {same}")  # fmt: skip
+        out.append(line)
+        print(line)
+    print(f"grouping: {'ok' if ok else 'FAILED'}")
+    return {"ok": ok, "lines": out}
+
+
+def milliseconds(call, repeats=15):
+    """Median time of `call` on the device."""
+    for _ in range(3):
+        call()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events))
+
+
+def recorded(library, call):
+    """The launches (name, closure) that `call` queues."""
+    launches = []
+    plain = prep.Queue.__call__
+
+    def record(self, name, grid, *arguments):
+        launches.append((name, lambda: plain(self, name, grid, *arguments)))
+        plain(self, name, grid, *arguments)
+
+    prep.Queue.__call__ = record
+    try:
+        kept = must(call())
+    finally:
+        prep.Queue.__call__ = plain
+    return launches, kept
+
+
+def pass_bytes(name, n, length):
+    """Bytes that a pass must read and write, or None where it is not a pass over an operand."""
+    read, coded = n * length * 256, n * lo.query_tiles(length) * 128 * 128
+    keys = n * lo.key_blocks(length) * 128
+    means, order = n * -(-length // 128) * 512, n * length * 4
+    gathered = order if "gather" in name else 0
+    with_means = means if "means" in name else 0
+    table = {
+        "q": read + coded + coded // 32 + (2 * coded if "means" in name else 0),
+        "k_sum": read,
+        "k": read + keys * 128 + gathered + with_means // 2,
+        "v_stats": read + gathered + with_means,
+        "v": read + keys * 136 + gathered + 2 * with_means,
+        "group_assign": read + n * length,
+    }
+    for stem in ("group_assign", "v_stats", "k_sum", "k_mean", "q", "k", "v"):
+        if name.startswith(stem + "_") or name == stem:
+            return table.get(stem)
+    return None
+
+
+def measure(library, length=75600, heads=40):
+    """Each launch of each kind of call by itself, and whole calls, at one shape in two layouts."""
+    result = {"length": length, "heads": heads, "device": torch.cuda.get_device_name()}
+    x = torch.randn(heads, length, 128, device="cuda").to(torch.bfloat16)
+    y = torch.empty_like(x)
+    ms = milliseconds(lambda x=x, y=y: y.copy_(x))
+    copy = 2 * x.nbytes / ms / 1e6
+    result["copy_GBs"] = copy
+    print(f"copy of {x.nbytes / 1e6:.0f} MB: {ms:.3f} ms, {copy:.0f} GB/s")
+    del x, y
+    torch.cuda.empty_cache()
+    for layout in ("fused", "heads"):
+        q, k, v = tensors(1, heads, length, length, layout, torch.bfloat16)
+        cold = lambda v=v: prep.group(library, v)  # noqa: E731
+        labels, centroids = must(cold())
+        calls = {
+            "plain": lambda q=q, k=k, v=v: prep.prepare(library, q, k, v, PLANS["plain"]),
+            "demean": lambda q=q, k=k, v=v, t=labels: prep.prepare(library, q, k, v, PLANS["demean"], t),
+            "key_means": lambda q=q, k=k, v=v, t=labels: prep.prepare(library, q, k, v, PLANS["key_means"], t),
+            "group cold": cold,
+            "group warm": lambda v=v, c=centroids: prep.group(library, v, 0, c),
+            "group assignment only": lambda v=v, c=centroids: prep.group(library, v, 0, c, False),
+        }
+        seen = {}
+        for title, call in calls.items():
+            launches, kept = recorded(library, call)
+            whole = milliseconds(call, 9)
+            result[f"{layout} {title}"] = whole
+            print(f"{layout} | {title}: whole call {whole:.3f} ms = {whole / 176 * 100:.2f} % of 176 ms")
+            for name, launch in launches:
+                if name in seen and not name.startswith("group"):
+                    continue
+                ms = milliseconds(launch)
+                seen[name] = ms
+                nbytes = pass_bytes(name, heads, length)
+                if nbytes and (name.startswith("group_assign") is False or ms > 0.2):
+                    rate = nbytes / ms / 1e6
+                    print(f"    {name}: {ms:.3f} ms, {rate:.0f} GB/s, {rate / copy * 100:.0f} % of copy")
+                else:
+                    print(f"    {name}: {ms:.3f} ms")
+                result.setdefault(f"{layout} passes", {}).setdefault(name, []).append(ms)
+            del kept, launches
+        del q, k, v, calls, labels, centroids, cold, call, launch
+        torch.cuda.empty_cache()
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("cubins", type=Path)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--time", action="store_true")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    library = must(load_library(arguments.cubins, torch.device("cuda")))
+    both = not (arguments.check or arguments.time)
+    result = {}
+    if arguments.check or both:
+        result["images"] = check(library)
+        result["grouping"] = check_grouping(library)
+        result["offsets"] = check_layouts(library)
+    if arguments.time or both:
+        result["time"] = measure(library)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
