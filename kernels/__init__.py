@@ -4,7 +4,7 @@ from .grouping import Labels, auto_groups, group
 from .ops import attention
 from .plan import BLOCK, EXACT, FAITHFUL, FAST, FOUR_BIT, PRESETS, Plan
 from .reasons import Ok, Reason, UnsupportedError
-from .registry import BackendStatus, backends, device_name, supports
+from .registry import BackendStatus, backends, describe_device, supports
 
 __all__ = [
     "BLOCK",
@@ -22,7 +22,7 @@ __all__ = [
     "attention",
     "auto_groups",
     "backends",
-    "device_name",
+    "describe_device",
     "group",
     "supports",
 ]

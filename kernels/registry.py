@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .cards import Verdict, describe
 from .plan import Plan
 from .reasons import Ok, Reason
 
@@ -51,19 +52,20 @@ def supports(
         )
     if backend == "spec":
         return Ok("spec")
-    name = device_name(torch.device(device))
+    card = describe_device(torch.device(device))
     if backend == "auto":
-        return Reason(
-            "no_kernel",
-            f"VC-Attention has no kernel for {name} in this version, so ComfyUI's own attention runs. "
-            "Choose backend = spec to check results with the slow emulation.",
-        )
+        return Reason("no_kernel", card.text)
     status = next(b for b in backends() if b.name == backend)
-    return Reason("no_kernel", f"{status.reason} ComfyUI's own attention runs on {name}.")
+    return Reason("no_kernel", f"{status.reason} {card.text}")
 
 
-def device_name(device: torch.device) -> str:
-    """The name of the device as its owner knows it, such as "NVIDIA GeForce RTX 5090" or "the CPU"."""
+def describe_device(device: torch.device) -> Verdict:
+    """Which path runs on `device`, and why: `cards.describe` of what torch says about it."""
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return {"cpu": "the CPU", "mps": "Apple's GPU"}.get(device.type, f"a device of type {device.type}")
+        name = torch.cuda.get_device_name(device)
+        if torch.version.hip is not None:
+            return describe(name, vendor="amd")
+        return describe(name, torch.cuda.get_device_capability(device))
+    vendor = {"cpu": "cpu", "mps": "apple", "xpu": "intel"}.get(device.type, device.type)
+    name = {"cpu": "CPU", "mps": "Apple GPU"}.get(device.type, f"a device of type {device.type}")
+    return describe(name, vendor=vendor)

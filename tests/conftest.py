@@ -1,11 +1,81 @@
-"""Shared test set-up: the checkout becomes importable as `vc_attention`, whatever its folder is called."""
+"""What every test needs: the pack under its import name, ComfyUI where one is given, and honest skips.
+
+`--comfyui DIR` (tests/support/comfyui_option.py) names the ComfyUI checkout of the tests marked `comfy`; the default
+is the one that `run.py` sets up in `.cache`. Markers: `comfy` needs a ComfyUI, `gpu` needs a CUDA device; a test whose
+need is not met is skipped with that reason, and the summary names and counts them.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
 
-_spec = importlib.util.spec_from_file_location("vc_pack", Path(__file__).parents[1] / "tools" / "pack.py")
-_module = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_module)
-_module.load_pack()
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_COMFYUI = ROOT / ".cache" / "comfyui-0.3.75"
+NO_CUDA = "no CUDA device on this machine"
+NO_COMFYUI = "no ComfyUI given (--comfyui DIR)"
+
+
+def _load_pack() -> None:
+    """Import the checkout as `vc_attention` through `tools/pack.py`, without putting the checkout on sys.path."""
+    spec = importlib.util.spec_from_file_location("_vc_attention_pack_loader", ROOT / "tools" / "pack.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.load_pack()
+
+
+_load_pack()
+pytest.register_assert_rewrite("comfy_cases", "kernel_cases")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+    config.addinivalue_line("markers", "comfy: needs a ComfyUI checkout (--comfyui DIR)")
+    config.addinivalue_line("markers", "fakes: contract test of a newer ComfyUI with our own fakes")
+    torch.set_num_threads(1)  # the tensors are tiny: a second thread costs more than it brings
+    directory = comfyui_directory(config)
+    controller = getattr(config.option, "dist", "no") != "no" and not hasattr(config, "workerinput")
+    if directory is not None and not controller:
+        from vc_attention.tools import tiny_models
+
+        tiny_models.import_comfy(directory)
+
+
+def comfyui_directory(config: pytest.Config) -> Path | None:
+    """The ComfyUI of this run, or None. A directory that was asked for and holds none is a usage error."""
+    given = config.getoption("--comfyui")
+    if given is None:
+        return DEFAULT_COMFYUI if (DEFAULT_COMFYUI / "comfy" / "sd.py").is_file() else None
+    directory = Path(given).resolve()
+    if not (directory / "comfy" / "sd.py").is_file():
+        raise pytest.UsageError(f"--comfyui {given}: there is no ComfyUI (comfy/sd.py is missing).")
+    return directory
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    no_comfyui = comfyui_directory(config) is None
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason=f"gpu: {NO_CUDA}"))
+        if item.get_closest_marker("comfy") and no_comfyui:
+            item.add_marker(pytest.mark.skip(reason=f"comfy: {NO_COMFYUI}"))
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Name and count what did not run: a skip that nobody sees looks like a pass."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not skipped:
+        return
+    groups: dict[str, list[str]] = {}
+    for report in skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        groups.setdefault(reason.removeprefix("Skipped: "), []).append(report.nodeid)
+    terminalreporter.section("tests that did not run")
+    for reason, names in sorted(groups.items()):
+        terminalreporter.write_line(f"{len(names)} skipped, {reason}:")
+        for name in sorted(names):
+            terminalreporter.write_line(f"    {name}")

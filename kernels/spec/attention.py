@@ -10,7 +10,7 @@ from torch import Tensor
 from ..plan import BLOCK, Plan
 from .grouping import permutation
 from .scores import hadamard, quantise_scores_operand, smooth_keys
-from .smoothing import block_means, expand_blocks
+from .smoothing import block_means, stored_means, subtract_block_means
 from .values import probabilities, quantise_values
 
 #: Query rows (times heads) worked on at once: a [rows, 128] tile of fp32 then stays in a CPU's last-level cache.
@@ -63,7 +63,7 @@ def _one_head(q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None
             if key_mean is not None:
                 # One scalar for each row and block: the score lost by subtracting the block's key mean.
                 mean = key_mean[..., n : n + 1, :]
-                s = s + qm.to(torch.bfloat16).to(torch.float32) @ mean.transpose(-2, -1) * log2_scale
+                s = s + stored_means(qm) @ mean.transpose(-2, -1) * log2_scale
             new_maximum = torch.maximum(maximum, s.amax(-1, keepdim=True))
             # A row that has seen only -inf has no maximum yet; any finite stand-in keeps its u at -inf, not NaN.
             reference = torch.where(new_maximum == -torch.inf, 0.0, new_maximum)
@@ -85,8 +85,8 @@ def _score_operands(q: Tensor, k: Tensor, plan: Plan) -> tuple[Tensor, Tensor, T
     k = smooth_keys(k)
     means = None
     if plan.key_means:
-        means = block_means(k, BLOCK).to(torch.bfloat16).to(torch.float32)
-        k = k - expand_blocks(means, BLOCK, k.shape[-2])
+        means = stored_means(block_means(k, BLOCK))
+        k = subtract_block_means(k, means, BLOCK)
     q, k = hadamard(q), hadamard(k)
     return (
         quantise_scores_operand(q, plan.scores, plan.score_groups, query=True),

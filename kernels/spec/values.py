@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .expcast import TOP_LOG2, expcast
 from .formats import E2M1_MAX, E4M3_MAX, INT8_MAX, amax_scale, e4m3, int8, nvfp4, nvfp4_second_level
-from .smoothing import block_means, expand_blocks
+from .smoothing import block_means, stored_means, subtract_block_means
 
 #: NVFP4's P is scaled so that a row maximum lands on the largest value that two levels can hold (SageAttention3).
 _NVFP4_TOP = E4M3_MAX * E2M1_MAX
@@ -38,17 +38,17 @@ def quantise_values(v: Tensor, kind: str, demean: bool, clip_means: bool, block:
     length = v.shape[-2]
     ones = torch.ones_like(v[..., :1, :])
     means = block_means(v, block, clip=clip_means) if demean else None
-    residual = v if means is None else v - expand_blocks(means, block, length)
+    residual = v if means is None else subtract_block_means(v, means, block)
     if kind == "fp8":
         scale = amax_scale(residual.abs().amax(-2, keepdim=True), E4M3_MAX)
         if means is not None:
-            means = (means / scale).to(torch.bfloat16).to(torch.float32)
+            means = stored_means(means / scale)
             # Against the mean as stored: its 16-bit rounding then costs nothing, the residual carries it.
-            residual = v - expand_blocks(means, block, length) * scale
+            residual = subtract_block_means(v, means * scale, block)
         return SmoothedValues(e4m3(residual / scale), means, scale)
     if means is not None:
-        means = means.to(torch.bfloat16).to(torch.float32)
-        residual = v - expand_blocks(means, block, length)
+        means = stored_means(means)
+        residual = subtract_block_means(v, means, block)
     if kind == "nvfp4":
         return SmoothedValues(_nvfp4_along_tokens(residual, block), means, ones)
     if kind == "int8":

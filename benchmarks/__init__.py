@@ -1,0 +1,1 @@
+"""Measurements of this package. Scripts run by path: `python benchmarks/fidelity.py`."""

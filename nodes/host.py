@@ -1,0 +1,73 @@
+"""The few things that are asked of ComfyUI itself. Each has a plain answer where ComfyUI is absent or older."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+log = logging.getLogger("vc_attention")
+
+#: Names of ComfyUI's wrapper and callback slots (`comfy.patcher_extension`), stable since they were introduced.
+APPLY_MODEL = "apply_model"
+ON_PRE_RUN = "on_pre_run"
+ON_CLEANUP = "on_cleanup"
+ON_DETACH = "on_detach_after"
+
+#: Keys in `transformer_options`.
+OVERRIDE = "optimized_attention_override"
+RECORD = "vc_attention"
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Free memory on `device` in bytes as ComfyUI counts it, or None where it cannot say."""
+    management = sys.modules.get("comfy.model_management")
+    if management is None:
+        return None
+    try:
+        return int(management.get_free_memory(device))
+    except (AttributeError, RuntimeError, KeyError, TypeError):
+        return None
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether this is ComfyUI's Cancel, which must always pass through."""
+    kind = getattr(sys.modules.get("comfy.model_management"), "InterruptProcessingException", None)
+    return isinstance(kind, type) and isinstance(error, kind)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is torch's out-of-memory error."""
+    return isinstance(error, torch.OutOfMemoryError)
+
+
+def outside_malloc_graph() -> contextlib.AbstractContextManager[Any]:
+    """A context for tensors that outlive the block they are made in.
+
+    From 0.38, ComfyUI records each block's allocations and expects them back at the block's end; what is kept longer
+    is made while that recording is paused. A plain context where there is no such recording.
+    """
+    pause = getattr(sys.modules.get("comfy.model_prefetch"), "pause_malloc_graph", None)
+    return contextlib.nullcontext() if pause is None else pause()
+
+
+def default_attention() -> Callable[..., Any]:
+    """ComfyUI's own attention function of this moment."""
+    from comfy.ldm.modules.attention import optimized_attention
+
+    return optimized_attention
+
+
+def show_text(text: str, node_id: str | None) -> None:
+    """Show `text` on the node. Does nothing where there is no server, no node, or no browser."""
+    server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+    if server is None or node_id is None:
+        return
+    try:
+        server.send_progress_text(text, node_id)
+    except Exception as error:  # the text is a courtesy: no failure of it may end a run
+        log.debug("VC-Attention: the node's text could not be shown: %s", error)

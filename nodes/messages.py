@@ -1,0 +1,118 @@
+"""Every reason and sentence that a creator can meet, in one place. The help page explains the same codes."""
+
+from __future__ import annotations
+
+from ..kernels import Reason
+
+#: Why one attention call stays with ComfyUI's own attention: code -> sentence. `web/docs` has one entry for each code.
+REASONS: dict[str, Reason] = {
+    reason.code: reason
+    for reason in (
+        Reason(
+            "no_context",
+            "An attention call came from outside the sampled model's own pass (a ControlNet, for example), so "
+            "ComfyUI's own attention ran there.",
+        ),
+        Reason(
+            "mask", "An attention call carries a mask, which low-bit attention cannot honour, so ComfyUI's own is used."
+        ),
+        Reason(
+            "low_precision",
+            "The model asks for full precision in an attention call (image cross-attention), so ComfyUI's own ran.",
+        ),
+        Reason("gqa", "An attention call shares keys between heads (GQA), so ComfyUI's own attention ran."),
+        Reason(
+            "shape", "An attention call has a shape that VC-Attention does not know, so ComfyUI's own ran."
+        ),
+        Reason(
+            "short",
+            "Calls with fewer keys than min_tokens (text and image cross-attention) stay with ComfyUI's own attention, "
+            "which is fast and exact there.",
+        ),
+        Reason("head_dim", "VC-Attention takes head dimensions 64 and 128; other calls stay with ComfyUI's own."),
+        Reason(
+            "dtype", "VC-Attention takes bf16, fp16 and fp32 tensors; other calls stay with ComfyUI's own."
+        ),
+        Reason("scale", "An attention call has a scale that is not a plain number, so ComfyUI's own attention ran."),
+        Reason("training", "A call needs gradients, which low-bit attention does not give, so ComfyUI's own ran."),
+        Reason(
+            "capture", "ComfyUI is recording a CUDA graph, which would freeze the grouping, so its own ran."
+        ),
+        Reason("step_range", "This step lies outside start_percent to end_percent, so it ran in 16 bit as you asked."),
+        Reason("dense_block", "This block is listed in dense_blocks, so it ran in 16 bit as you asked."),
+        Reason("no_kernel", "There is no VC-Attention kernel for this device, so ComfyUI's own attention ran."),
+        Reason("memory", "VC-Attention ran out of memory, freed what it held, and ComfyUI's own attention took over."),
+        Reason("error", "VC-Attention met a problem, and ComfyUI's own attention took over for the rest of this run."),
+    )
+}
+
+#: A few words for each code, for the counts on the node.
+SHORT: dict[str, str] = {
+    "no_context": "outside the model's pass",
+    "mask": "masked",
+    "low_precision": "full precision asked for",
+    "gqa": "shared keys",
+    "shape": "unknown shape",
+    "short": "text or image cross-attention",
+    "head_dim": "head dimension",
+    "dtype": "number format",
+    "scale": "scale",
+    "training": "gradients",
+    "capture": "CUDA graph",
+    "step_range": "outside start/end percent",
+    "dense_block": "dense_blocks",
+    "no_kernel": "no kernel for this device",
+    "memory": "out of memory",
+    "error": "problem, see the log",
+}
+
+OFF = "VC-Attention is off: ComfyUI's own attention runs."
+NO_BLOCK_NUMBERS = (
+    "This model does not number its blocks in this ComfyUI version, so dense_blocks has no effect; update ComfyUI or "
+    "clear dense_blocks."
+)
+NO_CALLS = (
+    "No attention call of this model reached VC-Attention: another node replaced the attention hook during the run, or "
+    "this model does not use ComfyUI's attention. Remove that node, or see the help page."
+)
+NOT_KEPT = (
+    "Some token groups were not kept between steps (state_budget_gb or free memory is too small) and were computed "
+    "again where they were needed; the clip is the same, the run a little slower."
+)
+DEGRADED = "4-bit has no kernel for this device, so 8-bit runs instead."
+
+
+def chained(name: str) -> str:
+    """Another node's hook was found in the slot."""
+    return f"Another attention hook ({name}) is on this model; it runs only for the calls that VC-Attention declines."
+
+
+def failed(error: BaseException) -> str:
+    """The one sentence of a caught problem."""
+    return (
+        f"VC-Attention met a problem ({type(error).__name__}: {_first_line(error)}), so ComfyUI's own attention runs "
+        "for the rest of this run. Set on_problem to stop to see the full error."
+    )
+
+
+def stopped(error: BaseException) -> str:
+    """The error of on_problem = stop."""
+    return (
+        f"VC-Attention stopped this run because on_problem is set to stop: {type(error).__name__}: "
+        f"{_first_line(error)}. Set on_problem to 'fall back' to continue on ComfyUI's own attention instead."
+    )
+
+
+def non_finite(step: int, repeated: bool) -> str:
+    """The low-bit path gave NaN or infinity at `step`."""
+    rescue = (
+        "the step was computed again"
+        if repeated
+        else "the clip may be damaged: run it again with precision off to compare"
+    )
+    return f"attention gave numbers that are not finite at step {step + 1}; {rescue}"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else "no message"

@@ -1,0 +1,5 @@
+"""Import-only stand-in for `torchaudio.functional`."""
+
+from absent_package import functions_of
+
+__getattr__ = functions_of(__name__)
