@@ -18,6 +18,8 @@ has no branch, hence the loop over groups with its first tile outside the inner 
 
 from __future__ import annotations
 
+from functools import partial
+
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
@@ -26,6 +28,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.runtime import make_ptr
 
 from . import layouts as lo
+from .buildable import Buildable
+from .config import configs
 from .pipeline import CONSUMERS, MU_ELEMENTS, THREADS, Barriers, initialise, produce, storage
 from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
 from .softmax import MAGIC_BITS, fragment_view, quad_sum, softmax_tile
@@ -196,7 +200,15 @@ class AttentionSm90:
         if group_index == 0:
             cute.arch.setmaxregister_decrease(_PRODUCER_REGISTERS)
             if warp == 0:
-                produce(config, shared, bars, {"q": q, "k": k, "v": v, "mu": mu, "qb": qb, "km": km}, head, query_tile, tiles)
+                produce(
+                    config,
+                    shared,
+                    bars,
+                    {"q": q, "k": k, "v": v, "mu": mu, "qb": qb, "km": km},
+                    head,
+                    query_tile,
+                    tiles,
+                )
         else:
             cute.arch.setmaxregister_increase(_CONSUMER_REGISTERS)
             self.consume(shared, bars, qs, ks, sv, out, lq, tiles, heads, scale, group_index - 1)
@@ -276,9 +288,7 @@ class AttentionSm90:
         addend = None
         if config.key_means:
             lane = (f.thread % 32 & 28) + j % lo.TILES_PER_GROUP
-            addend = [
-                [cute.arch.shuffle_sync(f.acc_bias[2 * r + h], lane) * scale for h in range(2)] for r in range(2)
-            ]
+            addend = [[cute.arch.shuffle_sync(f.acc_bias[2 * r + h], lane) * scale for h in range(2)] for r in range(2)]
         rescale = softmax_tile(self.expcast, acc_scores, f.p_words, f.maximum, f.row_scale, key_scale, addend)
         cute.arch.mbarrier_wait(bars.v_full + stage, phase)
         acc_tile = f.values_thread.make_fragment_C(f.values_thread.partition_shape_C((ROWS, lo.V_ROWS)))
@@ -351,13 +361,22 @@ class AttentionSm90:
                     gOut[i] = pack(y[0], y[1])
 
 
-def compile_kernel(config, options):
-    """Compile the kernel of `config`; `options` are the compiler's. Returns the compiled function."""
+def _compile(config, options):
     pointers = [make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align) for _, dtype, align in POINTERS]
     numbers = [Int32(1), Int32(1), Int32(1), Float32(1.0), Int32(1), Int32(1)]
     return cute.compile(AttentionSm90(config), *pointers, *numbers, cuda.CUstream(0), options=options)
 
 
-def shared_bytes(config):
-    """Dynamic shared memory of the kernel of `config`."""
-    return storage(config).size_in_bytes()
+def buildables():
+    """Every sm_90a attention kernel."""
+    arguments = tuple(name for name, _, _ in POINTERS) + SCALARS
+    return [
+        Buildable(
+            config.name,
+            partial(_compile, config),
+            storage(config).size_in_bytes(),
+            "query_tiles(lq), batch * heads, 1",
+            arguments,
+        )
+        for config in configs()
+    ]

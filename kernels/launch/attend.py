@@ -1,0 +1,92 @@
+"""The attention call on prepared images: picks the kernel of a plan and queues it."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..cute import layouts as lo
+from ..cute.config import config_of
+from ..plan import Plan
+from ..reasons import Reason
+from .images import Images
+from .loader import Library, load_library
+
+#: Where install puts the cubins, one folder for each architecture.
+PREBUILT = Path(__file__).resolve().parent.parent / "prebuilt"
+_OUTPUTS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_LARGEST_GRID_Y = 65535
+
+
+@lru_cache(maxsize=16)
+def library(device: torch.device, folder: Path | None = None) -> Library | Reason:
+    """The kernels for `device`, or why there are none. `folder` overrides where the cubins are."""
+    if device.type == "cuda" and folder is None:
+        major, minor = torch.cuda.get_device_capability(device)
+        folder = PREBUILT / f"sm_{major}{minor}a"
+    return load_library(folder or PREBUILT, device)
+
+
+def supports(plan: Plan, dtype: torch.dtype, head_dim: int, heads: int) -> Reason | None:
+    """Why `attend` cannot take a call of `heads` (batch times heads) with this plan; None if it can."""
+    if head_dim != lo.HEAD_DIM:
+        return Reason(
+            "head_dim",
+            f"The sm_90 kernels have head dimension {lo.HEAD_DIM}, this call has {head_dim}; ComfyUI's own attention "
+            "runs.",
+        )
+    if not kernel_name(plan, dtype):
+        return Reason(
+            "plan",
+            f"The sm_90 kernels do not compute the plan {plan.encode()} with {str(dtype)[6:]}; ComfyUI's own "
+            "attention runs. Choose the preset fast or faithful.",
+        )
+    if heads > _LARGEST_GRID_Y:
+        return Reason(
+            "heads",
+            f"Batch times heads is {heads}, more than the {_LARGEST_GRID_Y} that one call can take; ComfyUI's own "
+            "attention runs.",
+        )
+    return None
+
+
+def kernel_name(plan: Plan, dtype: torch.dtype) -> str:
+    """The manifest name of the kernel that computes `plan` with outputs of `dtype`; empty if there is none."""
+    config = config_of(plan, _OUTPUTS.get(dtype, ""))
+    return config.name if config else ""
+
+
+def attend(
+    images: Images, plan: Plan, out: Tensor, scale: float | None = None, folder: Path | None = None
+) -> Reason | None:
+    """Attention of prepared `images` into `out`, queued on torch's current stream; no host synchronisation.
+
+    images: on one sm_90 device, made for `plan`. out: contiguous [B, Lq, H, 128], bf16 or fp16. scale: of the scores,
+    1 / sqrt(128) if None. Returns None, or the reason why nothing was queued.
+    """
+    expected = (images.batch, images.lq, images.heads, lo.HEAD_DIM)
+    if out.shape != expected or not out.is_contiguous() or out.device != images.q.device:
+        raise ValueError(
+            f"out must be a contiguous tensor of shape {expected} on {images.q.device}; it is {tuple(out.shape)} on "
+            f"{out.device}."
+        )
+    reason = supports(plan, out.dtype, lo.HEAD_DIM, images.batch * images.heads)
+    if reason is not None:
+        return reason
+    kernels = library(out.device, folder)
+    if isinstance(kernels, Reason):
+        return kernels
+    kernel = kernels.kernel(kernel_name(plan, out.dtype))
+    if isinstance(kernel, Reason):
+        return kernel
+    if images.lq == 0 or images.batch * images.heads == 0:
+        return None
+    scale = lo.HEAD_DIM**-0.5 if scale is None else scale
+    grid = (lo.query_tiles(images.lq), images.batch * images.heads, 1)
+    pointers = (images.q, images.k, images.v, images.qs, images.ks, images.sv, images.mu, images.qb, images.km, out)
+    numbers = (images.lq, lo.key_tiles(images.lkv), images.heads, scale * math.log2(math.e))
+    return kernel.launch(grid, (*pointers, *numbers))

@@ -1,0 +1,120 @@
+"""The CUDA driver through ctypes: the dozen calls that load a cubin and launch it. Linux and Windows."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import lru_cache
+
+from ..reasons import Reason
+
+_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_MAX_DYNAMIC_SHARED = 8
+_NEEDED = (
+    "cuLibraryLoadData",
+    "cuLibraryUnload",
+    "cuLibraryGetKernel",
+    "cuKernelGetFunction",
+    "cuFuncSetAttribute",
+    "cuLaunchKernel",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDevicePrimaryCtxRetain",
+    "cuGetErrorName",
+)
+
+
+class Driver:
+    """The driver's entry points. Methods return a Reason instead of raising; `text` of it names the failed step."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        # Functions with handle arguments need no argtypes as long as every handle is passed as c_void_p.
+        self._launch = library.cuLaunchKernel
+
+    def _failed(self, result: int, step: str) -> Reason:
+        name = ctypes.c_char_p()
+        known = self._library.cuGetErrorName(ctypes.c_int(result), ctypes.byref(name)) == 0 and name.value
+        what = name.value.decode() if known and name.value else f"error {result}"
+        return Reason("driver_error", f"The graphics driver refused to {step} ({what}); ComfyUI's own attention runs.")
+
+    def ensure_context(self, device: int) -> Reason | None:
+        """Make the device's primary context current where this thread has none yet."""
+        context = ctypes.c_void_p()
+        result = self._library.cuCtxGetCurrent(ctypes.byref(context))
+        if result == 0 and context.value:
+            return None
+        handle = ctypes.c_int()
+        result = result or self._library.cuDeviceGet(ctypes.byref(handle), ctypes.c_int(device))
+        result = result or self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+        result = result or self._library.cuCtxSetCurrent(context)
+        return self._failed(result, "open the device") if result else None
+
+    def load(self, image: bytes, symbol: str) -> ctypes.c_void_p | Reason:
+        """Load a cubin into the current context's process; returns the CUkernel."""
+        library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        none, zero = ctypes.c_void_p(), ctypes.c_uint(0)
+        result = self._library.cuLibraryLoadData(ctypes.byref(library), image, none, none, zero, none, none, zero)
+        if result:
+            return self._failed(result, "load a kernel")
+        result = self._library.cuLibraryGetKernel(ctypes.byref(kernel), library, symbol.encode())
+        if result:
+            self._library.cuLibraryUnload(library)
+            return self._failed(result, "find a kernel")
+        return kernel
+
+    def function(self, kernel: ctypes.c_void_p, shared: int) -> ctypes.c_void_p | Reason:
+        """The CUfunction of `kernel` in the current context, allowed `shared` bytes of dynamic shared memory."""
+        function = ctypes.c_void_p()
+        result = self._library.cuKernelGetFunction(ctypes.byref(function), kernel)
+        if result:
+            return self._failed(result, "prepare a kernel")
+        result = self._library.cuFuncSetAttribute(function, ctypes.c_int(_MAX_DYNAMIC_SHARED), ctypes.c_int(shared))
+        return self._failed(result, "reserve shared memory") if result else function
+
+    def parameters(self, function: ctypes.c_void_p) -> tuple[tuple[int, int], ...] | None:
+        """(offset, size) of each parameter as the driver sees them; None where the driver cannot say (before 12.4)."""
+        if not hasattr(self._library, "cuFuncGetParamInfo"):
+            return None
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        found: list[tuple[int, int]] = []
+        while (
+            self._library.cuFuncGetParamInfo(
+                function, ctypes.c_size_t(len(found)), ctypes.byref(offset), ctypes.byref(size)
+            )
+            == 0
+        ):
+            found.append((offset.value, size.value))
+        return tuple(found)
+
+    def launch(
+        self,
+        function: ctypes.c_void_p,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared: int,
+        stream: int,
+        arguments: ctypes.Array[ctypes.c_void_p],
+    ) -> Reason | None:
+        """Queue one launch on `stream` (a CUstream as an integer)."""
+        sizes = [ctypes.c_uint(n) for n in (*grid, *block, shared)]
+        result = self._launch(function, *sizes, ctypes.c_void_p(stream), arguments, ctypes.c_void_p())
+        return self._failed(result, "start a kernel") if result else None
+
+
+@lru_cache(maxsize=1)
+def driver() -> Driver | Reason:
+    """The driver of this machine, or why there is none that can be used."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return Reason("no_driver", "There is no NVIDIA driver on this machine; ComfyUI's own attention runs.")
+    missing = [name for name in _NEEDED if not hasattr(library, name)]
+    if missing:
+        return Reason(
+            "driver_old",
+            f"The NVIDIA driver is too old (it lacks {missing[0]}); ComfyUI's own attention runs. "
+            "Update it to a version for CUDA 12 or newer.",
+        )
+    return Driver(library)
