@@ -32,14 +32,16 @@ def fragment_offset(group, quad):
     return ((group // 16 * 8 + k_step) * 32 + lane) * 16 + group % 16 // 8 * 4
 
 
-def strided(i, count, length):
-    """Token i * length // count of Int32 values; i itself where all tokens count."""
-    return simt.ptx(
-        "{.reg .u64 a, b; .reg .pred p; setp.eq.s32 p, {$r1}, {$r2}; mov.b32 {$w0}, {$r0}; "
-        "@!p mul.wide.u32 a, {$r0}, {$r2}; @!p cvt.u64.u32 b, {$r1}; @!p div.u64 a, a, b; @!p cvt.u32.u64 {$w0}, a;}",
-        Int32,
-        [i, count, length],
-    )
+class Strided:
+    """Tokens i * length // count (i < count) in 32-bit arithmetic, of any length: count is at most 4096, or `length`."""
+
+    def __init__(self, count, length):
+        self.count = count
+        self.whole = length // count
+        self.rest = length - self.whole * count
+
+    def __call__(self, i):
+        return i * self.whole + simt.ptx("div.u32 {$w0}, {$r0}, {$r1};", Int32, [i * self.rest, self.count])
 
 
 class Assign:
@@ -75,6 +77,7 @@ class Assign:
         thread, warp, lane = simt.thread_position()
         table = simt.shared_memory(SHARED)
         rows = simt.Rows(v, head, heads, stride_b, stride_h, stride_l)
+        strided = Strided(count, length)
         tiles = (groups + 15) // 16
         source = packed.toint() + head.to(Int64) * TABLE
         for unit in cutlass.range(thread, tiles * 256, simt.THREADS, unroll=4):
@@ -86,18 +89,18 @@ class Assign:
         index = cute.make_rmem_tensor(8, Int32)
         for step in cutlass.range(steps, unroll=1):
             first = (part * steps + step) * STEP + warp * 32
-            b = self.load(rows, first + lane // 4, length, count, lane)
+            b = self.load(rows, strided, first + lane // 4, count, lane)
             best.fill(-Float32.inf)
             index.fill(0)
             for tile in cutlass.range(tiles, unroll=1):
                 self.score(b, table, tile, best, index, lane)
             self.finish(labels.toint() + head.to(Int64) * count.to(Int64), best, index, first, count, lane)
 
-    def load(self, rows, first, length, count, lane):
+    def load(self, rows, strided, first, count, lane):
         """B fragments of four times eight tokens (first + 0, 8, 16, 24), 16 words each."""
         out = []
         for n in range(4):
-            token = strided(simt.smaller(first + 8 * n, count - 1), count, length)
+            token = strided(simt.smaller(first + 8 * n, count - 1))
             address = rows.address(token, (lane % 4) * 16)
             out.append([w for c in range(4) for w in simt.load16(address + 64 * c)])
         return out

@@ -1,4 +1,4 @@
-"""Grouping of V, centroids: first centroids, means of the sampled tokens of each group, and the greedy chain.
+"""Grouping of V, centroids: first centroids, means of the sampled tokens of each group, renumbering.
 
 All write centroids twice: fp32 [BH, 256, 128] for the next update, and as `group_assign` reads them (16 bit, with the
 bias -|c|^2 / 2 of the rounded values). Rows beyond the last centroid hold zeros and the bias -inf.
@@ -12,7 +12,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute.runtime import make_ptr
 
 from . import simt
-from .group_assign import MAX_GROUPS, TABLE, fragment_offset, strided
+from .group_assign import MAX_GROUPS, TABLE, Strided, fragment_offset
 
 #: Tokens that an update looks at, at most (the specification's SAMPLE).
 SAMPLE = 4096
@@ -71,7 +71,7 @@ class Seed(Centroids):
         _, warp, lane = simt.thread_position()
         group = part * simt.WARPS + warp
         exists = simt.less(group, groups)
-        token = strided(strided(simt.smaller(group, groups - 1), groups, count), count, length)
+        token = Strided(count, length)(Strided(groups, count)(simt.smaller(group, groups - 1)))
         rows = simt.Rows(v, head, heads, stride_b, stride_h, stride_l)
         words = simt.load8(rows.address(token, lane * 8), exists)
         values = simt.unpack2(words[0], self.fp16) + simt.unpack2(words[1], self.fp16)
@@ -115,17 +115,18 @@ class Update(Centroids):
         exists = simt.less(group, groups)
         width = simt.select(all_labels, length, count)
         base = labels.toint() + head.to(Int64) * width.to(Int64)
+        strided = Strided(count, length)
         for i in cutlass.range(thread, SAMPLE, simt.THREADS, unroll=4):
             inside = simt.less(i, count)
             at = simt.smaller(i, count - 1)
-            at = simt.select(all_labels, strided(at, count, length), at)
+            at = simt.select(all_labels, strided(at), at)
             label = simt.load_byte(base + at.to(Int64), inside)
             simt.effect("st.shared.u8 [{$r0}], {$r1};", [shared + i, label])
         cute.arch.sync_threads()
         listed = shared + SAMPLE + warp * (SAMPLE * 2)
         found = cute.make_rmem_tensor(1, Int32)
         found.fill(0)
-        for start in cutlass.range(0, count, 32, unroll=1):
+        for start in cutlass.range(0, count, 32, unroll=4):
             self.collect(shared, listed, found, start + lane, count, group, lane)
         simt.sync_warp()
         total = cute.make_rmem_tensor(4, Float32)
@@ -133,7 +134,7 @@ class Update(Centroids):
         rows = simt.Rows(v, head, heads, stride_b, stride_h, stride_l)
         size = found[0]
         for start in cutlass.range(0, size, FLIGHT, unroll=1):
-            self.add(rows, listed, total, start, size, length, count, lane)
+            self.add(rows, strided, listed, total, start, size, lane)
         at = (head * MAX_GROUPS + group).to(Int64) * 512 + (lane * 16).to(Int64)
         old = simt.load_floats(centroids.toint() + at, 4)
         number = simt.select(size, size, Int32(1)).to(Float32)
@@ -158,19 +159,56 @@ class Update(Centroids):
         )
         found[0] = found[0] + simt.ptx("popc.b32 {$w0}, {$r0};", Int32, [votes])
 
-    def add(self, rows, listed, total, start, size, length, count, lane):
+    def add(self, rows, strided, listed, total, start, size, lane):
         words = []
         for n in range(FLIGHT):
             at = listed + simt.smaller(start + n, size - 1) * 2
             i = simt.ptx(
                 "{.reg .b16 h; ld.shared.u16 h, [{$r0}]; cvt.u32.u16 {$w0}, h;}", Int32, [at]
             )
-            token = strided(i, count, length)
+            token = strided(i)
             words.append(simt.load8(rows.address(token, lane * 8), simt.less(start + n, size)))
         for pair in words:
             values = simt.unpack2(pair[0], self.fp16) + simt.unpack2(pair[1], self.fp16)
             for n in range(4):
                 total[n] = total[n] + values[n]
+
+
+class Place(Centroids):
+    """Kernel `group_place`: grid (BH, 256 / 8), block 256: centroid i of `source` becomes centroid rank[i], or i.
+
+    source: fp32, `source_rows` rows of 128 a head. rank: int32 [BH, 256] (unused without `ranked`).
+    """
+
+    def __init__(self, fp16: bool, ranked: bool):
+        self.fp16, self.ranked = fp16, ranked
+
+    @cute.jit
+    def __call__(
+        self, source: cute.Pointer, rank: cute.Pointer, centroids: cute.Pointer, packed: cute.Pointer,
+        bias: cute.Pointer, groups: Int32, source_rows: Int32, grid_x: Int32, stream: cuda.CUstream,
+    ):  # fmt: skip
+        self.kernel(source, rank, centroids, packed, bias, groups, source_rows).launch(
+            grid=(grid_x, MAX_GROUPS // simt.WARPS, 1), block=(simt.THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self, source: cute.Pointer, rank: cute.Pointer, centroids: cute.Pointer, packed: cute.Pointer,
+        bias: cute.Pointer, groups: Int32, source_rows: Int32,
+    ):  # fmt: skip
+        head, part, _ = cute.arch.block_idx()
+        _, warp, lane = simt.thread_position()
+        group = part * simt.WARPS + warp
+        row = head * source_rows + simt.smaller(group, groups - 1)
+        values = simt.load_floats(source.toint() + row.to(Int64) * 512 + (lane * 16).to(Int64), 4)
+        target = self.target(rank, head, group)
+        self.store(values, simt.less(group, groups), head, target, lane, centroids, packed, bias)
+
+    def target(self, rank, head, group):
+        if not self.ranked:
+            return group
+        return simt.load_int(rank.toint() + (head * MAX_GROUPS + group).to(Int64) * 4)
 
 
 def _gmem(kind):
@@ -192,4 +230,12 @@ def build(options="", fp16=False):
     return cute.compile(
         Update(fp16), _gmem(kind), _gmem(cutlass.Uint8), _gmem(Float32), _gmem(kind), _gmem(Float32), Int64(1),
         Int64(1), Int64(1), one, one, one, one, one, one, cuda.CUstream(0), options=options,
+    )  # fmt: skip
+
+
+def build_place(options="", fp16=False, ranked=True):
+    kind = cutlass.Float16 if fp16 else cutlass.BFloat16
+    return cute.compile(
+        Place(fp16, ranked), _gmem(Float32), _gmem(Int32), _gmem(Float32), _gmem(kind), _gmem(Float32), Int32(1),
+        Int32(1), Int32(1), cuda.CUstream(0), options=options,
     )  # fmt: skip

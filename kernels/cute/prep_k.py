@@ -1,8 +1,8 @@
 """Preparation of K: channel mean, gather, rotate, INT8 with one scale for 128 keys, tile image, block means.
 
-Three kernels. `k_sum` adds up chunks of tokens for each channel, `k_mean` turns the sums into the mean and the rotated
-mean, `k` makes the image. The rotation is linear, so K is rotated as it was read (16-bit, exact in the tensor core) and
-the rotated mean is subtracted afterwards.
+Three kernels. `k_sum` adds up chunks of tokens of each channel, `k_mean` turns the sums into the mean and its partial
+rotation, `k` makes the image. The rotation is linear, so K enters the tensor core as it was read (16 bit, exact) and
+the mean, rotated as far as the tensor core does it, is the addend of that product.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cutlass.cute.runtime import make_ptr
 
 from . import layouts, simt
 from .prep_q import int8_scale
-from .rotate import rotate, signs
+from .rotate import rotate, rotate_partly, signs
 
 #: Tokens that one CTA of `k_sum` adds up.
 SUM_CHUNK = 1024
@@ -84,12 +84,10 @@ class SumK:
 
 
 class MeanK:
-    """Kernel `k_mean`: grid (BH), block 128, 512 bytes of shared memory.
+    """Kernel `k_mean`: grid (BH), block 128, no shared memory.
 
-    sums fp32 [BH, chunks, 128] -> mean fp32 [BH, 2, 128]: the channel mean, and its rotation (not normalised).
+    sums fp32 [BH, chunks, 128] -> mean fp32 [BH, 2, 128]: the channel mean, and the addend of `rotate` for it.
     """
-
-    SHARED = 512
 
     @cute.jit
     def __call__(
@@ -104,7 +102,6 @@ class MeanK:
     def kernel(self, sums: cute.Pointer, mean: cute.Pointer, chunks: Int32, length: Int32):
         head, _, _ = cute.arch.block_idx()
         channel, _, _ = cute.arch.thread_idx()
-        shared = simt.shared_memory(self.SHARED)
         total = cute.make_rmem_tensor(8, Float32)
         total.fill(0.0)
         base = sums.toint() + (head * chunks).to(Int64) * 512 + (channel * 4).to(Int64)
@@ -119,7 +116,7 @@ class MeanK:
         value = simt.divide(value, length.to(Float32))
         out = mean.toint() + head.to(Int64) * 1024 + (channel * 4).to(Int64)
         simt.store_float(out, value)
-        simt.store_float(out + 512, simt.rotate_vector(value, channel, shared))
+        simt.store_float(out + 512, rotate_partly(Float32(0.0) - value, channel))
 
 
 class PrepareK:
@@ -129,7 +126,7 @@ class PrepareK:
     key-mean MMA reads them (only with `means`).
     """
 
-    SHARED = 8 * 512 + 512 + 512 + 128
+    SHARED = 8 * 512 + 512 + 128
 
     def __init__(self, fp16: bool, gather: bool, means: bool):
         self.fp16, self.gather, self.means = fp16, gather, means
@@ -174,14 +171,18 @@ class PrepareK:
             address = rows.address(token, x * 16)
             raw.append([w for i in range(4) for w in simt.load16(address + 64 * i)])
         mean_at = mean.toint() + head.to(Int64) * 1024
-        y = rotate(raw[0], raw[1], signs(lane, self.fp16), self.fp16)
         if self.means:
             centre_at = self.block_mean(raw, weight, mean_at, means, length, head, block, valid_block, blocks, shared)
-            centre = [v for i in range(4) for n in range(2)
-                      for v in simt.shared_load16(centre_at + x * 32 + 128 * i + 16 * n, Float32)]  # fmt: skip
+
+            def centre(i):
+                at = centre_at + x * 32 + 128 * i
+                return simt.shared_load16(at, Float32) + simt.shared_load16(at + 16, Float32)
         else:
-            centre = [v for i in range(4) for v in simt.load_floats(mean_at + 512 + (x * 32).to(Int64) + 128 * i, 8)]
-        y = [[v - c for v, c in zip(y[r], centre, strict=True)] for r in range(2)]
+
+            def centre(i):
+                return simt.load_floats(mean_at + 512 + (x * 32).to(Int64) + 128 * i, 8)
+
+        y = rotate(raw[0], raw[1], signs(lane, self.fp16), self.fp16, centre)
         amax = Float32(0.0)
         for v in y[0] + y[1]:
             amax = simt.max_abs(amax, v)
@@ -204,7 +205,8 @@ class PrepareK:
         simt.store_float(scales.toint() + at * 4, scale, simt.less(thread, 1))
 
     def block_mean(self, raw, weight, mean_at, means, length, head, block, valid_block, blocks, shared):
-        """Store the block's mean (of valid keys, less the channel mean); leave mean + it, rotated, in shared memory."""
+        """Store the block's mean (of valid keys, less the channel mean); returns where `rotate`'s addend for the sum of
+        both is in shared memory."""
         thread, warp, lane = simt.thread_position()
         g, x = lane // 4, lane % 4
         w = [n.to(Float32) for n in weight]
@@ -238,10 +240,9 @@ class PrepareK:
             tile = (head * groups + target // layouts.MEAN_GROUP).to(Int64) * (layouts.MEAN_GROUP * 256)
             offset = layouts.km_offset(target % layouts.MEAN_GROUP, channel) * 2
             simt.store_half(means.toint() + tile + offset.to(Int64), word, wanted)
-        centre = mean + simt.unpack2(word, False)[0]
+        centre = Float32(0.0) - (mean + simt.unpack2(word, False)[0])
         centre_at = shared + 8 * 512
-        rotated = simt.rotate_vector(centre, channel, centre_at + 512)
-        simt.shared_store(centre_at + channel * 4, rotated)
+        simt.shared_store(centre_at + channel * 4, rotate_partly(centre, channel))
         cute.arch.sync_threads()
         return centre_at
 

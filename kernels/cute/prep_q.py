@@ -51,7 +51,8 @@ class PrepareQ:
         stream: cuda.CUstream,
     ):
         self.kernel(q, q_image, q_scale, q_rows, stride_b, stride_h, stride_l, heads, length).launch(
-            grid=(grid_x, grid_y, 1), block=(simt.THREADS, 1, 1), min_blocks_per_mp=2, preferred_smem_carveout=50,
+            grid=(grid_x, grid_y, 1), block=(simt.THREADS, 1, 1), min_blocks_per_mp=2 if self.means else 3,
+            preferred_smem_carveout=50,
             stream=stream,
         )  # fmt: skip
 
@@ -96,10 +97,8 @@ class PrepareQ:
                     simt.int8x4([v * inverse for v in y[r][8 * i + 4 * n : 8 * i + 4 * n + 4]]) for n in range(2)
                 ]
                 simt.store8(base + layouts.q_offset(row + 8 * r, 32 * i + 8 * x).to(Int64), words)
-        token = tile * layouts.QUERY_TILE + warp * 16 + lane % 16
-        value = simt.select(simt.less(token, length), scale, Float32(1.0))
         slot = scales.toint() + (at * layouts.QUERY_TILE + (warp * 16 + lane % 16).to(Int64)) * 4
-        simt.store_float(slot, value)
+        simt.store_float(slot, scale)
         if self.means:
             base = rows16.toint() + at * (layouts.QUERY_TILE * 256)
             for r in range(2):

@@ -187,7 +187,7 @@ class PrepareV:
         return [simt.load16(rows.address(token, byte), ok) for token, ok in zip(tokens, valid, strict=True)], valid
 
     def scales(self, means, amax, v_scale, v_means, length, head, block, blocks, thread, table):
-        """1 / sv and the stored mean of this block's channels into shared memory; sv and mu to their images."""
+        """1 / sv and the restored mean of this block's channels into shared memory; sv and mu to their images."""
         channel = thread % 128
         mine = simt.less(thread, 128)
         byte = (channel * 4).to(Int64)
@@ -207,7 +207,8 @@ class PrepareV:
         at = (head * valid_blocks + simt.smaller(block, valid_blocks - 1)).to(Int64) * 512 + byte
         mean = simt.select(exists, simt.divide(simt.load_float(means.toint() + at), scale), Float32(0.0))
         word = simt.bf16x2(mean, Float32(0.0))
-        simt.shared_store(table + 512 + channel * 4, simt.unpack2(word, False)[0])
+        # Against the mean as attention restores it: its rounding then costs nothing, the residual carries it.
+        simt.shared_store(table + 512 + channel * 4, simt.unpack2(word, False)[0] * scale)
         # Tiles of means hold whole groups of 8 blocks: the last block also clears the blocks that do not exist.
         groups = (blocks + layouts.MEAN_GROUP - 1) // layouts.MEAN_GROUP
         for n in range(layouts.MEAN_GROUP - 1):
@@ -243,7 +244,7 @@ class PrepareV:
                 mask = mask | simt.select(valid[4 * n + m], ones, Uint32(0))
             four = [[v for w in words[4 * n + m] for v in simt.unpack2(w, self.fp16)] for m in range(4)]
             for e in range(8):
-                x = [four[m][e] * inverse[e] - mean[e] for m in range(4)]
+                x = [(four[m][e] - mean[e]) * inverse[e] for m in range(4)]
                 row = half * 64 + part * 8 + e
                 at = shared + row * 128 + ((group ^ part ^ e) << 4) + (lane % 4) * 4
                 simt.shared_store(at, simt.e4m3x4(x) & mask)

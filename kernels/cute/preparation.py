@@ -15,8 +15,9 @@ ROWS = "batch * heads, rows of tiles, 1"
 def buildables():
     """The kernels, both 16-bit input formats, in a fixed order."""
     out = [
-        Buildable("k_mean", prep_k.build_mean, prep_k.MeanK.SHARED, "batch * heads, 1, 1",
+        Buildable("k_mean", prep_k.build_mean, 0, "batch * heads, 1, 1",
                   ("sums", "mean", "chunks", "length")),
+        Buildable("group_chain", group_chain.build, 0, "batch * heads, 1, 1", ("scores", "rank", "groups")),
         Buildable("sort_count", sort.build_count, sort.SortCount.SHARED, ROWS, ("labels", "counts", "length")),
         Buildable("sort_order", sort.build_order, sort.SortOrder.SHARED, ROWS,
                   ("labels", "counts", "order", "length")),
@@ -36,11 +37,17 @@ def _of_dtype(kind):
                   ("v", *grouping, *STRIDES, "count", "groups")),
         Buildable(f"group_update_{kind}", partial(group_update.build, fp16=fp16), group_update.Update.SHARED,
                   "batch * heads, 32, 1", ("v", "labels", *grouping, *STRIDES, "count", "groups", "all_labels")),
-        Buildable(f"group_chain_{kind}", partial(group_chain.build, fp16=fp16), group_chain.Chain.SHARED,
-                  "batch * heads, 1, 1", ("source", *grouping, "groups", "source_rows")),
+        Buildable(f"group_pairs_{kind}", partial(group_chain.build_pairs, fp16=fp16), group_chain.SHARED,
+                  "batch * heads, 2, 1", ("packed", "bias", "scores", "groups")),
         Buildable(f"group_assign_{kind}", partial(group_assign.build, fp16=fp16), group_assign.SHARED, ROWS,
                   ("v", "packed", "bias", "labels", *STRIDES, "count", "groups", "steps")),
     ]  # fmt: skip
+    for ranked in (False, True):
+        out.append(
+            Buildable(f"group_place_{kind}" + "_ranked" * ranked,
+                      partial(group_update.build_place, fp16=fp16, ranked=ranked), 0, "batch * heads, 32, 1",
+                      ("source", "rank", *grouping, "groups", "source_rows"))
+        )  # fmt: skip
     for means in (False, True):
         out.append(
             Buildable(q_name(kind, means), partial(prep_q.build, fp16=fp16, means=means), 0, ROWS,

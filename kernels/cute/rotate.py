@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from cutlass import Float32, Uint32
 
-from .simt import mma16816, ptx
+from .simt import mma16816, ptx, select, shuffle_xor
 
 #: Of the orthonormal rotation.
 NORMALISE = 128**-0.5
@@ -30,21 +30,31 @@ def signs(lane, fp16):
     return plain, plain ^ Uint32(0x80008000)
 
 
-def rotate(low, high, b, fp16):
+def rotate_partly(value, channel):
+    """The part of the rotation that the tensor core does, of a vector with channel c in thread c of 128."""
+    for bit in (1, 2, 8, 16):
+        other = shuffle_xor(value, bit)
+        value = select(channel & bit, other - value, value + other)
+    return value
+
+
+def rotate(low, high, b, fp16, centre=None):
     """Rotate rows g (`low`) and g + 8 (`high`), each a list of 16 words; `b` from `signs`.
 
+    centre: None, or a vector to subtract from both rows before the rotation: a function that loads entries 8 i to
+    8 i + 7 of its negated `rotate_partly`, in the order of the result. They are the addend of the product.
     Returns two lists of 32 fp32: entry 8 i + e is channel 32 i + 8 x + e of the rotated row, times 128 ** 0.5.
     """
     plain, negated = b
-    zero = [Float32(0.0)] * 4
     out = [[None] * 32, [None] * 32]
     for i in range(4):
+        addend = [Float32(0.0)] * 8 if centre is None else centre(i)
         for half in range(2):
             n = 4 * i + 2 * half
             a = [low[n], high[n], low[n + 1], high[n + 1]]
             for tile, second in ((0, plain), (1, negated)):
-                d = mma16816(a, [plain, second], zero, fp16)
                 at = 8 * i + 4 * half + 2 * tile
+                d = mma16816(a, [plain, second], addend[at % 8 : at % 8 + 2] * 2, fp16)
                 out[0][at], out[0][at + 1], out[1][at], out[1][at + 1] = d
     for row in out:
         for bit in (4, 8, 16):

@@ -272,24 +272,6 @@ def mma16816(a, b, c, fp16):
     )
 
 
-def rotate_vector(value, thread, exchange):
-    """The Hadamard rotation (not normalised) of a vector with one element in each of 128 threads.
-
-    thread: 0..127 of this value (several groups of 128 threads may run with equal values). exchange: shared byte
-    address of 128 floats, free on entry; a barrier has passed after the last read.
-    """
-    for bit in (1, 2, 4, 8, 16):
-        other = shuffle_xor(value, bit)
-        value = select(thread & bit, other - value, value + other)
-    for bit in (32, 64):
-        shared_store(exchange + thread * 4, value)
-        cute.arch.sync_threads()
-        other = shared_load(exchange + (thread ^ bit) * 4)
-        cute.arch.sync_threads()
-        value = select(thread & bit, other - value, value + other)
-    return value
-
-
 def shared_memory(nbytes):
     """Shared byte address (Int32) of the CTA's one block of dynamic shared memory."""
     return cutlass.memory.SmemAllocator().allocate(nbytes, 128).toint()

@@ -196,11 +196,15 @@ def _group(queue: Queue, v: Tensor, groups: int, previous: Tensor | None, refres
             grid = (n, _ceil(count, ASSIGN_STEP))
             queue(f"group_assign_{kind}", grid, v, packed, bias, sampled, *layout, count, groups, 1)
             queue(f"group_update_{kind}", update, v, sampled, raw, packed, bias, *layout, count, groups, 0)
-        source, rows = raw, MAX_GROUPS
     else:
-        source, rows = previous.to(torch.float32).contiguous(), groups
+        source = previous.to(torch.float32).contiguous()
+        queue(f"group_place_{kind}", update, source, None, raw, packed, bias, groups, groups)
+    scores = torch.empty((n, MAX_GROUPS, MAX_GROUPS), dtype=torch.float32, device=device)
+    rank = torch.empty((n, MAX_GROUPS), dtype=torch.int32, device=device)
     chained = torch.empty_like(raw)
-    queue(f"group_chain_{kind}", (n,), source, chained, packed, bias, groups, rows)
+    queue(f"group_pairs_{kind}", (n, 2), packed, bias, scores, groups)
+    queue("group_chain", (n,), scores, rank, groups)
+    queue(f"group_place_{kind}_ranked", update, raw, rank, chained, packed, bias, groups, MAX_GROUPS)
     grid = (n, _ceil(length, ASSIGN_STEP * ASSIGN_STEPS))
     queue(f"group_assign_{kind}", grid, v, packed, bias, labels, *layout, length, groups, ASSIGN_STEPS)
     if previous is not None and refresh:
