@@ -33,7 +33,7 @@ def fragment_offset(group, quad):
 
 
 class Strided:
-    """Tokens i * length // count (i < count) in 32-bit arithmetic, of any length: count is at most 4096, or `length`."""
+    """Tokens i * length // count (i < count), in 32 bits for any length: count is at most 4096, or `length`."""
 
     def __init__(self, count, length):
         self.count = count
