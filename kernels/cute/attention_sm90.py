@@ -8,8 +8,8 @@ tile a consumer does
     T = P V^T                  QGMMA; 136 columns, of which 8 are the row sums of 8 key blocks (rows of ones in V^T)
     O = alpha O + T            two-level accumulation: FP8 wgmma keeps about 14 bits, so T must start from zero
 
-Row sums of 8 blocks are the A fragment of one bf16 MMA with the 8 block means. It is queued in front of the next
-group's first Q K^T and completes under the same wait, so restoring the means is nearly free.
+Row sums of 8 blocks, in two bf16 each, are the A fragment of one bf16 MMA with the 8 block means. It is queued in
+front of the next group's first Q K^T and completes under the same wait, so restoring the means is nearly free.
 
 What ptxas needs to keep the MMAs asynchronous (it serialises them with warning C7510 ff. otherwise): no branch between
 a wgmma and its wait, no ordinary write to an accumulator in flight, nothing in flight at a loop's end. The inner loop
@@ -317,15 +317,20 @@ class AttentionSm90:
     def collect_row_sums(self, f):
         """Move the row sums of the last 8 blocks into the A fragment of the mean MMA, and start them again at zero.
 
-        l adds the same bf16-rounded values that multiply the means: sums of two roundings would not cancel.
+        Each sum becomes two bf16, of which the second meets a copy of the mean. With one bf16 the exp2 kernels had up
+        to 1.2 times the specification's error. l adds the same rounded values: two roundings would not cancel.
         """
         sums = fragment_view(f.acc, lo.V_ROWS)
         for r in range(2):
-            word = pack_bf16(sums[0, r, DIM // 8], sums[1, r, DIM // 8])
-            f.r_words[r] = word
-            f.row_sum[r] = f.row_sum[r] + (low_bf16(word) + high_bf16(word))
-            sums[0, r, DIM // 8] = Float32(0.0)
-            sums[1, r, DIM // 8] = Float32(0.0)
+            exact = [sums[b, r, DIM // 8] for b in range(2)]
+            high = pack_bf16(exact[0], exact[1])
+            rounded = [low_bf16(high), high_bf16(high)]
+            low = pack_bf16(exact[0] - rounded[0], exact[1] - rounded[1])
+            f.r_words[r] = high
+            f.r_words[2 + r] = low
+            f.row_sum[r] = f.row_sum[r] + ((rounded[0] + low_bf16(low)) + (rounded[1] + high_bf16(low)))
+            for b in range(2):
+                sums[b, r, DIM // 8] = Float32(0.0)
 
     def restore_means(self, f, group):
         """Queue O += r mu^T with the means in the buffer of `group` modulo 2."""

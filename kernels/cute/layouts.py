@@ -13,7 +13,7 @@ BH = B * H heads flattened, nq = query_tiles(Lq), nk = key_tiles(Lkv), nb = 2 nk
     ks  fp32  [BH, nb]                 scale of each block; blocks beyond the last valid one repeat its scale
     v   e4m3  [BH, nk, 2, 136, 128]    V^T residual / sv, and the row-sum rows; padding is 0
     sv  fp32  [BH, 128]                channel scale of V, multiplied in the epilogue
-    mu  bf16  [BH, ng, 128, 16]        block means / sv of 8 blocks, then 8 zeros; blocks beyond the last: 0
+    mu  bf16  [BH, ng, 128, 16]        block means / sv of 8 blocks, then the same 8 again; blocks beyond the last: 0
     qb  bf16  [BH, nq, 2, 2, 64, 64]   the query rows, not rotated (key means only); rows beyond Lq are zero
     km  bf16  [BH, ng, 2, 8, 64]       block means of K, not rotated (key means only); blocks beyond repeat the last
 """
@@ -32,7 +32,8 @@ QUERY_GROUP = 16
 KEY_TILE = 256
 #: Rows of the V^T image: 128 channels, then 8 rows of ones whose products are the row sums of 8 blocks.
 V_ROWS = 136
-#: Key blocks whose means form one tile of means, and the width of that tile (the K extent of one bf16 MMA).
+#: Key blocks whose means form one tile of means, and the width of that tile, the K extent of one bf16 MMA. Its other 8
+#: columns repeat the means: the low halves of the row sums meet them there, so that r counts to 16 bits, not 8.
 MEAN_GROUP = 8
 MEAN_WIDTH = 16
 #: Key tiles of one mean group.
@@ -105,7 +106,7 @@ def row_sum_row(block):
 
 
 def mu_offset(channel, block):
-    """Element (bf16) in a mu tile (4 KB) of `channel` and key block `block` modulo 8."""
+    """Element (bf16) in a mu tile (4 KB) of `channel` and key block `block` modulo 8, or that plus 8 for its repeat."""
     return swizzle_32(channel, block << 1) >> 1
 
 

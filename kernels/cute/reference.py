@@ -103,8 +103,8 @@ def v_image(v: Tensor, demean: bool = True, clip_means: bool = False) -> dict[st
     if values.means is not None:
         means = values.means.to(torch.bfloat16).flatten(0, 1)
         missing = lo.mean_groups(length) * lo.MEAN_GROUP - means.shape[1]
-        means = torch.nn.functional.pad(means, (0, 0, 0, missing)).unflatten(1, (-1, lo.MEAN_GROUP))
-        block, channel = _grid(lo.MEAN_GROUP, lo.HEAD_DIM, v.device)
+        means = torch.nn.functional.pad(means, (0, 0, 0, missing)).unflatten(1, (-1, lo.MEAN_GROUP)).repeat(1, 1, 2, 1)
+        block, channel = _grid(lo.MEAN_WIDTH, lo.HEAD_DIM, v.device)
         images["mu"] = _scatter(means, lo.mu_offset(channel, block), lo.HEAD_DIM * lo.MEAN_WIDTH)
     return images
 
