@@ -222,7 +222,7 @@ class PrepareV:
             base = v_means.toint() + tile
             simt.store_half(base + (layouts.mu_offset(channel, column) * 2).to(Int64), word, wanted)
             offset = layouts.mu_offset(channel, column + layouts.MEAN_GROUP) * 2
-            simt.store_half(base + offset.to(Int64), Uint32(0), wanted)
+            simt.store_half(base + offset.to(Int64), word, wanted)
 
     def quantise(self, words, valid, warp, lane, shared):
         """E4M3 of the residuals into shared memory, V^T rows of 128 slots.

@@ -44,13 +44,20 @@ class Refused(Exception):  # noqa: N818 - carries a Reason to the entry points o
 
 @dataclass(frozen=True)
 class Queue:
-    """Kernels of one device, by name, and how many rows of CTAs an operand needs."""
+    """Kernels of one device, by name, launched on one stream (a CUstream as an integer)."""
 
     library: Library
+    stream: int
+
+    @classmethod
+    def current(cls, library: Library, device: torch.device) -> Queue:
+        """On torch's current stream of `device`."""
+        return cls(library, torch.cuda.current_stream(device).cuda_stream)
 
     def __call__(self, name: str, grid: tuple[int, ...], *arguments: Tensor | int | float | None) -> None:
         kernel = self.library.kernel(name)
-        reason = kernel if isinstance(kernel, Reason) else kernel.launch((*grid, 1, 1)[:3], arguments)
+        full = (grid[0], grid[1] if len(grid) > 1 else 1, 1)
+        reason = kernel if isinstance(kernel, Reason) else kernel.launch(full, arguments, self.stream)
         if reason is not None:
             raise Refused(reason)
 
@@ -75,7 +82,8 @@ def rows_of(x: Tensor) -> Tensor:
 
 def _layout(x: Tensor) -> tuple[int, int, int, int, int]:
     """The kernels' stride and size arguments."""
-    return (*x.stride()[:3], x.shape[1], x.shape[2])
+    b, h, length, _ = x.stride()
+    return b, h, length, x.shape[1], x.shape[2]
 
 
 def _ceil(a: int, b: int) -> int:
@@ -94,7 +102,7 @@ def prepare(
     if reason is not None:
         return reason
     images = allocate(q.shape[0], q.shape[1], q.shape[2], k.shape[2], plan, q.device)
-    queue = Queue(library)
+    queue = Queue.current(library, q.device)
     try:
         order = None
         if labels is not None and (plan.demean or plan.key_means):
@@ -143,7 +151,7 @@ def _v(queue: Queue, v: Tensor, order: Tensor | None, images: Images) -> None:
 def token_order(library: Library, labels: Tensor) -> Tensor | Reason:
     """The stable argsort of `labels` (uint8 [B, H, L]) as int32 [B, H, L], by counting."""
     try:
-        return _order(Queue(library), labels)
+        return _order(Queue.current(library, labels.device), labels)
     except Refused as refused:
         return refused.reason
 
@@ -175,7 +183,7 @@ def group(
     if not 1 <= groups <= MAX_GROUPS:
         raise ValueError(f"The number of value groups is {groups}; it must be 1 to {MAX_GROUPS}, or 0.")
     try:
-        return _group(Queue(library), rows_of(v), groups, previous, refresh)
+        return _group(Queue.current(library, v.device), rows_of(v), groups, previous, refresh)
     except Refused as refused:
         return refused.reason
 
