@@ -184,11 +184,13 @@ def _chain(session: Session, current: Override | None) -> Override:
 def _override(session: Session, previous: Override | None) -> Override:
     """The function for the slot. A closure: a callable object would be deep-copied, tensors and all, by clone()."""
 
+    behind = None if previous is None else chained(_name(previous))
+
     def override(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         forward = _record(kwargs)
         if forward is None or (forward.session is session and not forward.nested):
             call = read_call(args, kwargs)
-            route = _verdict(session, forward, call, previous)
+            route = _verdict(session, forward, call, behind)
             if call is not None and forward is not None and route is not None:
                 out = _compute(session, forward, call, route)
                 if out is not None:
@@ -202,7 +204,7 @@ def _override(session: Session, previous: Override | None) -> Override:
         forward = _record(kwargs)
         if forward is None or (forward.session is session and not forward.nested):
             call = read_call(args, kwargs)
-            route = _verdict(session, forward, call, previous)
+            route = _verdict(session, forward, call, behind)
             if call is not None and forward is not None and route is not None:
                 kinds = [type(container) for container in args[:3]]
                 for container in args[:3]:
@@ -243,7 +245,7 @@ def _behind(forward: Forward | None, function: Callable[..., Any], *args: Any, *
         forward.nested = False
 
 
-def _verdict(session: Session, forward: Forward | None, call: Call | None, previous: Override | None) -> Route | None:
+def _verdict(session: Session, forward: Forward | None, call: Call | None, behind: str | None) -> Route | None:
     """The way for this call, or None when it is not for us (and then it is counted)."""
     reason = session.broken
     if reason is None:
@@ -253,8 +255,8 @@ def _verdict(session: Session, forward: Forward | None, call: Call | None, previ
         return None
     if call is None:
         return None
-    if previous is not None:
-        session.note(chained(_name(previous)))
+    if behind is not None:
+        session.note(behind)
     if session.options.blocks and call.options.get("block_index") is None:
         session.note(NO_BLOCK_NUMBERS)
     route = session.route(call)

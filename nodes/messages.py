@@ -21,23 +21,17 @@ REASONS: dict[str, Reason] = {
             "The model asks for full precision in an attention call (image cross-attention), so ComfyUI's own ran.",
         ),
         Reason("gqa", "An attention call shares keys between heads (GQA), so ComfyUI's own attention ran."),
-        Reason(
-            "shape", "An attention call has a shape that VC-Attention does not know, so ComfyUI's own ran."
-        ),
+        Reason("shape", "An attention call has a shape that VC-Attention does not know, so ComfyUI's own ran."),
         Reason(
             "short",
             "Calls with fewer keys than min_tokens (text and image cross-attention) stay with ComfyUI's own attention, "
             "which is fast and exact there.",
         ),
         Reason("head_dim", "VC-Attention takes head dimensions 64 and 128; other calls stay with ComfyUI's own."),
-        Reason(
-            "dtype", "VC-Attention takes bf16, fp16 and fp32 tensors; other calls stay with ComfyUI's own."
-        ),
+        Reason("dtype", "VC-Attention takes bf16, fp16 and fp32 tensors; other calls stay with ComfyUI's own."),
         Reason("scale", "An attention call has a scale that is not a plain number, so ComfyUI's own attention ran."),
         Reason("training", "A call needs gradients, which low-bit attention does not give, so ComfyUI's own ran."),
-        Reason(
-            "capture", "ComfyUI is recording a CUDA graph, which would freeze the grouping, so its own ran."
-        ),
+        Reason("capture", "ComfyUI is recording a CUDA graph, which would freeze the grouping, so its own ran."),
         Reason("step_range", "This step lies outside start_percent to end_percent, so it ran in 16 bit as you asked."),
         Reason("dense_block", "This block is listed in dense_blocks, so it ran in 16 bit as you asked."),
         Reason("no_kernel", "There is no VC-Attention kernel for this device, so ComfyUI's own attention ran."),
@@ -66,6 +60,39 @@ SHORT: dict[str, str] = {
     "error": "problem, see the log",
 }
 
+DISPLAY_NAME = "VC-Attention Patch"
+DESCRIPTION = (
+    "Runs the self-attention of video models (Wan, HunyuanVideo, MiniMax-H3 and others) in 8 or 4 "
+    "bit, with smoothed values, so that the same clip comes faster and stays close to 16 bit. After each run "
+    "the node shows what was accelerated and what was not, and why."
+)
+
+TOOLTIPS = {
+    "model": "The video model to accelerate: put this node between the model loader and the sampler.",
+    "precision": "Number format of the attention. auto: the best that your card can run, 8-bit today. 4-bit is faster "
+    "on cards that have it and differs more from the 16-bit clip. off: the model passes through unchanged.",
+    "quality": "fast: value smoothing and ExpCast, a softmax made of integer steps. faithful: value smoothing with an "
+    "exact softmax, closer to the 16-bit clip and somewhat slower.",
+    "grouping": "Sort similar tokens together before quantising, which makes value smoothing work. first steps: in the "
+    "early steps, where the clip takes shape. all steps: throughout, slower. off: never.",
+    "group_fraction": "With 'first steps': the share of the sampling steps, from the first, in which tokens are "
+    "grouped. More is closer to 16 bit and slower.",
+    "reuse_steps": "For how many steps one grouping serves before it is computed again. 1 is the most exact and the "
+    "slowest.",
+    "groups": "Token groups for each attention head. 0 chooses by the length of the clip.",
+    "min_tokens": "Attention over fewer keys than this (text and image cross-attention) stays in 16 bit.",
+    "dense_blocks": "Transformer blocks that stay in 16 bit, such as 0-2, 38, single:3. Empty: none.",
+    "start_percent": "Part of the denoising before which attention stays in 16 bit: 0 is the start.",
+    "end_percent": "Part of the denoising after which attention stays in 16 bit: 1 is the end.",
+    "state_budget_gb": "Memory, in GB, that groupings may take between steps. Too little only means that they are "
+    "computed again, which costs a little time.",
+    "on_problem": "fall back: any problem is written to the log and ComfyUI's own attention takes over. stop: the run "
+    "ends with the full error.",
+    "backend": "auto: the kernels for your card. spec: a slow emulation in plain torch, for checking results on any "
+    "machine.",
+    "output": "The model with VC-Attention in it.",
+}
+
 OFF = "VC-Attention is off: ComfyUI's own attention runs."
 NO_BLOCK_NUMBERS = (
     "This model does not number its blocks in this ComfyUI version, so dense_blocks has no effect; update ComfyUI or "
@@ -77,7 +104,7 @@ NO_CALLS = (
 )
 NOT_KEPT = (
     "Some token groups were not kept between steps (state_budget_gb or free memory is too small) and were computed "
-    "again where they were needed; the clip is the same, the run a little slower."
+    "again where they were needed; that costs a little time, not quality."
 )
 DEGRADED = "4-bit has no kernel for this device, so 8-bit runs instead."
 

@@ -59,7 +59,7 @@ def locate(given: str | None) -> ComfyUI:
 def _describe(directory: Path, version: str, ours: bool) -> ComfyUI:
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers >= NEWER_REQUIREMENTS:
-        return ComfyUI(directory, version, ".venv-0.33", ("comfyui-0.33.txt",), ours)
+        return ComfyUI(directory, version, ".venv-0.33", ("comfyui-0.33.txt", "comfyui-0.33-no-deps.txt"), ours)
     return ComfyUI(directory, version, ".venv", ("comfyui-0.3.75.txt",), ours)
 
 
@@ -164,14 +164,19 @@ for name in ("torchvision", "torchaudio"):
 """
 
 
+def plain_environment() -> dict[str, str]:
+    """Environment variables for a Python of ours: nothing of the user's Python settings leaks in."""
+    variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONSTARTUP", "PYTHONPATH")}
+    return {**variables, "PYTHONNOUSERSITE": "1", "PYTHONUTF8": "1"}
+
+
 def python_environment(python: Path, directory: Path | None = None) -> dict[str, str]:
     """Environment variables for a process of ours in which ComfyUI (at `directory`) is imported.
 
     `tools/stubs` stands in for torchvision and torchaudio only where the real one is missing or does not import.
     No compiled files are written where ComfyUI is not ours.
     """
-    variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONSTARTUP", "PYTHONPATH")}
-    variables.update(PYTHONNOUSERSITE="1", PYTHONUTF8="1")
+    variables = plain_environment()
     if directory is not None and CACHE not in directory.parents:
         variables["PYTHONDONTWRITEBYTECODE"] = "1"
     answer = subprocess.run(

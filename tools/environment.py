@@ -60,7 +60,7 @@ def prepare(requirements: Sequence[str], name: str = ".venv", python: str | None
     With `python`, that interpreter is used as it is and nothing is installed. ToolError says what failed.
     """
     if python is not None:
-        return Environment(_given(python), None)
+        return Environment(given(python), None)
     return make(ROOT / name, [REQUIREMENTS / file for file in requirements])
 
 
@@ -160,7 +160,8 @@ def _repair(folder: Path, requirements: Sequence[Path], problem: Problem) -> Non
         stamp["installed"].pop(file.name, None)
         _write_stamp(folder, stamp)
         with Step(f"Installing {file.stem}") as step:
-            pip(python, ["install", "--prefer-binary", "-r", str(file)], step)
+            alone = ["--no-deps"] if file.stem.endswith("-no-deps") else []
+            pip(python, ["install", "--prefer-binary", *alone, "-r", str(file)], step)
         stamp["installed"][file.name] = _digest(file)
         _write_stamp(folder, stamp)
 
@@ -259,7 +260,9 @@ def summarise(line: str) -> str | None:
     if len(words) >= 2 and words[0] == "Collecting":
         return f"looking up {re.split('[=<>;!~]', words[1])[0]}"
     if words and words[0] in ("Downloading", "Using") and len(words) >= 2:
-        name = words[1 if words[0] == "Downloading" else 2 if len(words) > 2 else 1].rpartition("/")[2]
+        name = words[2 if words[:2] == ["Using", "cached"] and len(words) > 2 else 1].rpartition("/")[2]
+        if name.endswith(".whl"):
+            name = " ".join(name.split("-")[:2])
         size = line[line.rfind("(") :].strip() if line.rstrip().endswith(")") else ""
         return f"{'downloading' if words[0] == 'Downloading' else 'taking from the cache'} {name} {size}".strip()
     if words[:3] == ["Installing", "collected", "packages:"]:
@@ -312,7 +315,8 @@ def _version_of(python: Path) -> str | None:
     return answer.strip() if answer else None
 
 
-def _given(python: str) -> Path:
+def given(python: str) -> Path:
+    """The interpreter that `--python` names. ToolError when it does not start or is too old."""
     path = Path(shutil.which(python) or python).expanduser()
     # not resolved: a virtual environment's python is a link, and following it leaves the environment
     path = Path(os.path.abspath(path))

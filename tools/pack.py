@@ -1,7 +1,11 @@
-"""Load this checkout as the package `vc_attention`, the way ComfyUI loads a custom node folder of any name."""
+"""Load this checkout as the package `vc_attention`, the way ComfyUI loads a custom node folder of any name.
+
+    python tools/pack.py MODULE ARGUMENTS...        runs main(ARGUMENTS) of `vc_attention.tools.MODULE`
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -27,3 +31,10 @@ def load_pack() -> ModuleType:
         sys.modules[PACKAGE] = module
         spec.loader.exec_module(module)
     return sys.modules[PACKAGE]
+
+
+if __name__ == "__main__":
+    # Python put this folder there, and names in it (server, test) hide modules of ComfyUI and of Python
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT / "tools"]
+    load_pack()
+    sys.exit(importlib.import_module(f"{PACKAGE}.tools.{sys.argv[1]}").main(sys.argv[2:]))

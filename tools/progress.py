@@ -65,10 +65,6 @@ class Step:
         """The word or words that the last line carries instead of "done"."""
         self._result = result
 
-    def note(self, line: str) -> None:
-        """A line of its own above the live line."""
-        self._write_line(line, end=True)
-
     def _run(self) -> None:
         while not self._stop.wait(REFRESH if self._live else self._interval):
             detail = f": {self._detail}" if self._detail else ""

@@ -24,19 +24,17 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int8, Int32, Int64, Uint32, const_expr
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.cute.nvgpu import warpgroup
 from cutlass.cute.runtime import make_ptr
 
 from . import layouts as lo
 from .buildable import Buildable
 from .config import configs
+from .fragments import DIM, KEYS, ROWS, Fragments, Mmas
 from .pipeline import CONSUMERS, MU_ELEMENTS, THREADS, Barriers, initialise, produce, storage
-from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
+from .ptx import as_int, high_bf16, low_bf16, pack_bf16, pack_fp16
 from .softmax import MAGIC_BITS, fragment_view, quad_sum, softmax_tile
 
-ROWS, DIM, KEYS = lo.WARPGROUP_ROWS, lo.HEAD_DIM, lo.KEY_TILE
-_K_SW128 = warpgroup.SmemLayoutAtomKind.K_SW128
-_K_SW32 = warpgroup.SmemLayoutAtomKind.K_SW32
 #: Registers of a producer and of a consumer thread: 128 * 24 + 256 * 240 fit the 65536 of an SM.
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
 
@@ -53,77 +51,17 @@ POINTERS = (
     ("km", BFloat16, 128),
     ("out", Uint32, 16),
 )
-SCALARS = ("lq", "tiles", "heads", "scale")
+SCALARS = ("lq", "lkv", "heads", "scale")
 
 
-class Mmas:
-    """The tiled MMAs, one for each value of ACCUMULATE, so that nothing is mutated inside a staged loop."""
-
-    def __init__(self):
-        k_major, registers = OperandMajorMode.K, warpgroup.OperandSource.RMEM
-        smem = warpgroup.OperandSource.SMEM
-        scores = warpgroup.MmaI8Op(Int8, Int8, Int32, (ROWS, KEYS, 32), smem, k_major, k_major)
-        self.scores = self._tiled(scores, True)
-        values = (Float8E4M3FN, Float8E4M3FN, Float32, (ROWS, lo.V_ROWS, 32), registers, k_major, k_major)
-        self.values_first = self._tiled(warpgroup.MmaF8Op(*values), False)
-        self.values = self._tiled(warpgroup.MmaF8Op(*values), True)
-        means = warpgroup.MmaF16BF16Op(BFloat16, Float32, (ROWS, DIM, 16), registers, k_major, k_major)
-        self.means = self._tiled(means, True)
-        key_means = (BFloat16, Float32, (ROWS, lo.MEAN_GROUP, 16), smem, k_major, k_major)
-        self.key_means_first = self._tiled(warpgroup.MmaF16BF16Op(*key_means), False)
-        self.key_means = self._tiled(warpgroup.MmaF16BF16Op(*key_means), True)
-
-    @staticmethod
-    def _tiled(op, accumulate):
-        mma = cute.make_tiled_mma(cute.make_mma_atom(op), (1, 1, 1))
-        mma.set(warpgroup.Field.ACCUMULATE, accumulate)
-        return mma
+def await_turn(warpgroup_index):
+    """Wait until the other warpgroup has passed the turn to this one (named barriers 1 and 2, one a warpgroup)."""
+    cute.arch.barrier(barrier_id=1 + warpgroup_index, number_of_threads=128 * CONSUMERS)
 
 
-class Fragments:
-    """What one consumer thread holds: operand descriptors, accumulators, running maxima and sums."""
-
-    def __init__(self, config, shared, mmas, thread, warpgroup_index, row_scale):
-        def tiled(memory, kind, dtype, shape):
-            layout = cute.tile_to_shape(warpgroup.make_smem_layout_atom(kind, dtype), shape, (0, 1, 2))
-            return memory.get_tensor(layout.outer, swizzle=layout.inner)
-
-        stages = config.stages
-        self.mmas, self.thread, self.row_scale = mmas, thread, row_scale
-        self.scores_thread, self.values_thread = mmas.scores.get_slice(thread), mmas.values.get_slice(thread)
-        sQ = tiled(shared.q, _K_SW128, Int8, (ROWS, DIM, CONSUMERS))
-        sK = tiled(shared.k, _K_SW128, Int8, (KEYS, DIM, stages))
-        sV = tiled(shared.v, _K_SW128, Float8E4M3FN, (lo.V_ROWS, KEYS, stages))
-        tSrQ = self.scores_thread.make_fragment_A(self.scores_thread.partition_A(sQ))
-        self.tSrQ = tSrQ[None, None, None, warpgroup_index]
-        self.tSrK = self.scores_thread.make_fragment_B(self.scores_thread.partition_B(sK))
-        self.tOrV = self.values_thread.make_fragment_B(self.values_thread.partition_B(sV))
-        self.tOrP = self.values_thread.make_fragment_A(self.values_thread.partition_shape_A((ROWS, KEYS)))
-        self.p_words = cute.recast_tensor(self.tOrP, Uint32)
-        self.acc = cute.make_rmem_tensor(lo.V_ROWS // 2, Float32)
-        self.acc.fill(0.0)
-        self.maximum = cute.make_rmem_tensor(2, Float32)
-        self.maximum.fill(-Float32.inf)
-        self.row_sum = cute.make_rmem_tensor(2, Float32)
-        self.row_sum.fill(0.0)
-        if config.demean:
-            means = mmas.means.get_slice(thread)
-            sMu = tiled(shared.mu, _K_SW32, BFloat16, (DIM, lo.MEAN_WIDTH, 2))
-            self.tMrMu = means.make_fragment_B(means.partition_B(sMu))
-            self.tMrR = means.make_fragment_A(means.partition_shape_A((ROWS, lo.MEAN_WIDTH)))
-            self.r_words = cute.recast_tensor(self.tMrR, Uint32)
-            self.r_words.fill(0)
-            # The first 128 columns of O, as the accumulator of the mean MMA.
-            layout = means.make_fragment_C(means.partition_shape_C((ROWS, DIM))).layout
-            self.acc_means = cute.make_tensor(self.acc.iterator, layout)
-        if config.key_means:
-            key_means = mmas.key_means.get_slice(thread)
-            sQb = tiled(shared.qb, _K_SW128, BFloat16, (ROWS, DIM, CONSUMERS))
-            sKm = tiled(shared.km, _K_SW128, BFloat16, (lo.MEAN_GROUP, DIM, 2))
-            self.tBrQ = key_means.make_fragment_A(key_means.partition_A(sQb))[None, None, None, warpgroup_index]
-            self.tBrKm = key_means.make_fragment_B(key_means.partition_B(sKm))
-            # q . (key mean) of this group's 8 blocks: blocks 2 i, 2 i + 1 in quad lane i.
-            self.acc_bias = key_means.make_fragment_C(key_means.partition_shape_C((ROWS, lo.MEAN_GROUP)))
+def pass_turn(warpgroup_index):
+    """Let the other warpgroup have the tensor cores."""
+    cute.arch.barrier_arrive(barrier_id=2 - warpgroup_index, number_of_threads=128 * CONSUMERS)
 
 
 class AttentionSm90:
@@ -132,6 +70,9 @@ class AttentionSm90:
     def __init__(self, config):
         self.config = config
         self.expcast = config.probability == "expcast_wide"
+        # exp2: a token over P V .. next Q K^T keeps one warpgroup's EX2 under the other's MMAs (+11 %). ExpCast loses
+        # 12 % by it: its softmax is short, and the kernel stands at the power limit.
+        self.take_turns = not self.expcast
 
     @cute.jit
     def __call__(
@@ -147,7 +88,7 @@ class AttentionSm90:
         km: cute.Pointer,
         out: cute.Pointer,
         lq: Int32,
-        tiles: Int32,
+        lkv: Int32,
         heads: Int32,
         scale: Float32,
         grid_x: Int32,
@@ -155,7 +96,7 @@ class AttentionSm90:
         stream: cuda.CUstream,
     ):
         self.storage = storage(self.config)
-        self.kernel(q, k, v, qs, ks, sv, mu, qb, km, out, lq, tiles, heads, scale).launch(
+        self.kernel(q, k, v, qs, ks, sv, mu, qb, km, out, lq, lkv, heads, scale).launch(
             grid=(grid_x, grid_y, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
         )
 
@@ -173,12 +114,13 @@ class AttentionSm90:
         km: cute.Pointer,
         out: cute.Pointer,
         lq: Int32,
-        tiles: Int32,
+        lkv: Int32,
         heads: Int32,
         scale: Float32,
     ):
-        """Grid (query tiles, B H). `tiles`: key tiles; `heads`: H; `scale`: score scale times log2 e."""
+        """Grid (query tiles, B H). `lq`, `lkv`: lengths; `heads`: H; `scale`: score scale times log2 e."""
         config = self.config
+        tiles = (lkv + KEYS - 1) // KEYS
         thread, _, _ = cute.arch.thread_idx()
         query_tile, head, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(thread // 32)
@@ -211,7 +153,7 @@ class AttentionSm90:
                 )
         else:
             cute.arch.setmaxregister_increase(_CONSUMER_REGISTERS)
-            self.consume(shared, bars, qs, ks, sv, out, lq, tiles, heads, scale, group_index - 1)
+            self.consume(shared, bars, qs, ks, sv, out, lq, lkv, heads, scale, group_index - 1)
 
     @cute.jit
     def consume(
@@ -223,13 +165,14 @@ class AttentionSm90:
         sv: cute.Pointer,
         out: cute.Pointer,
         lq: Int32,
-        tiles: Int32,
+        lkv: Int32,
         heads: Int32,
         scale: Float32,
         warpgroup_index: Int32,
     ):
         """One consumer warpgroup: the loop over key tiles, then the output."""
         config = self.config
+        tiles = (lkv + KEYS - 1) // KEYS
         thread, _, _ = cute.arch.thread_idx()
         query_tile, head, _ = cute.arch.block_idx()
         thread = thread % 128
@@ -240,15 +183,20 @@ class AttentionSm90:
         )
         row_scale = [gQs[r] * scale for r in range(2)]
         gKs = cute.make_tensor(ks + (head * tiles).to(Int64) * 2, cute.make_layout((2, 1 << 24), stride=(1, 2)))
-        f = Fragments(config, shared, Mmas(), thread, warpgroup_index, row_scale)
+        f = Fragments(config, shared, Mmas(config), thread, warpgroup_index, row_scale)
         cute.arch.mbarrier_wait(bars.q_full, 0)
+        if const_expr(self.take_turns):
+            cute.arch.mbarrier_wait(bars.k_full, 0)
+            if warpgroup_index == 1:
+                pass_turn(warpgroup_index)
+            await_turn(warpgroup_index)
         if const_expr(config.demean):
             groups = (tiles + lo.TILES_PER_GROUP - 1) // lo.TILES_PER_GROUP
             for group in cutlass.range(groups, unroll=1):
                 first = group * lo.TILES_PER_GROUP
-                self.tile(f, bars, gKs, first, group, True, scale)
+                self.tile(f, bars, gKs, first, lkv, group, True, scale)
                 for j in cutlass.range(first + 1, cutlass.min(first + lo.TILES_PER_GROUP, tiles), unroll=1):
-                    self.tile(f, bars, gKs, j, group, False, scale)
+                    self.tile(f, bars, gKs, j, lkv, group, False, scale)
             self.collect_row_sums(f)
             warpgroup.fence()
             self.restore_means(f, groups - 1)
@@ -256,13 +204,16 @@ class AttentionSm90:
             warpgroup.wait_group(0)
         else:
             for j in cutlass.range(tiles, unroll=1):
-                self.tile(f, bars, gKs, j, 0, False, scale)
+                self.tile(f, bars, gKs, j, lkv, 0, False, scale)
             sums = fragment_view(f.acc, lo.V_ROWS)
             for r in cutlass.range_constexpr(2):
                 f.row_sum[r] = sums[0, r, DIM // 8] + sums[1, r, DIM // 8]
+        if const_expr(self.take_turns):  # noqa: SIM102 - compile time and run time
+            if warpgroup_index == 0:
+                pass_turn(warpgroup_index)
         self.store(f, sv, out, lq, heads, head, row)
 
-    def tile(self, f, bars, gKs, j, group, first, scale):
+    def tile(self, f, bars, gKs, j, lkv, group, first, scale):
         """One key tile. `first`: of its mean group, which is when the previous group's means are restored."""
         config, mmas = self.config, f.mmas
         stage = j % config.stages
@@ -271,8 +222,9 @@ class AttentionSm90:
         if first:
             self.collect_row_sums(f)
         acc_scores = f.scores_thread.make_fragment_C(f.scores_thread.partition_shape_C((ROWS, KEYS)))
-        acc_scores.fill(MAGIC_BITS)
-        cute.arch.mbarrier_wait(bars.k_full + stage, phase)
+        self.start_scores(f, acc_scores)
+        if not self.take_turns:
+            cute.arch.mbarrier_wait(bars.k_full + stage, phase)
         warpgroup.fence()
         if first:
             self.restore_means(f, group + 1)
@@ -283,30 +235,70 @@ class AttentionSm90:
         for i in range(DIM // 32):
             cute.gemm(mmas.scores, acc_scores, f.tSrQ[None, None, i], f.tSrK[None, None, i, stage], acc_scores)
         warpgroup.commit_group()
+        if self.take_turns:
+            pass_turn(f.warpgroup_index)
         warpgroup.wait_group(0)
         self.release(bars.k_empty + stage)
         addend = None
         if config.key_means:
             lane = (f.thread % 32 & 28) + j % lo.TILES_PER_GROUP
             addend = [[cute.arch.shuffle_sync(f.acc_bias[2 * r + h], lane) * scale for h in range(2)] for r in range(2)]
-        rescale = softmax_tile(self.expcast, acc_scores, f.p_words, f.maximum, f.row_scale, key_scale, addend)
+        rescale, sums, last = softmax_tile(
+            self.expcast, acc_scores, f.p_words, f.maximum, f.row_scale, key_scale, addend
+        )
+        if self.take_turns:
+            # The next K tile is waited for here, where it costs nothing, and not inside the turn.
+            later = cutlass.min(j + 1, (lkv - 1) // KEYS)
+            cute.arch.mbarrier_wait(bars.k_full + later % config.stages, (later // config.stages) & 1)
         cute.arch.mbarrier_wait(bars.v_full + stage, phase)
-        acc_tile = f.values_thread.make_fragment_C(f.values_thread.partition_shape_C((ROWS, lo.V_ROWS)))
+        if self.take_turns:
+            await_turn(f.warpgroup_index)
+        acc_tile = f.values_thread.make_fragment_C(f.values_thread.partition_shape_C((ROWS, mmas.columns)))
         warpgroup.fence()
         for i in range(KEYS // 32):
             mma = mmas.values if i else mmas.values_first
             cute.gemm(mma, acc_tile, f.tOrP[None, None, i], f.tOrV[None, None, i, stage], acc_tile)
         warpgroup.commit_group()
+        if config.exact_sums:
+            block_sums = self.block_sums(f, sums, last, j, lkv)
         warpgroup.wait_group(0)
         self.release(bars.v_empty + stage)
-        old, new = fragment_view(f.acc, lo.V_ROWS), fragment_view(acc_tile, lo.V_ROWS)
+        old, new = fragment_view(f.acc, lo.V_ROWS), fragment_view(acc_tile, mmas.columns)
         for i in range(lo.V_ROWS // 8):
             for r in range(2):
                 for b in range(2):
-                    old[b, r, i] = old[b, r, i] * rescale[r] + new[b, r, i]
+                    gain = block_sums[r][b] if config.exact_sums and i == DIM // 8 else new[b, r, i]
+                    old[b, r, i] = old[b, r, i] * rescale[r] + gain
         if config.demean:
             for r in range(2):
                 f.row_sum[r] = f.row_sum[r] * rescale[r]
+
+    def block_sums(self, f, sums, last, j, lkv):
+        """Row sums [row][block] of tile `j` over its valid keys, in the quad lane that feeds them to the mean MMA; 0 in
+        the others.
+
+        Keys beyond `lkv` in the last valid block repeat one real key, so each of them has the P of the block's last
+        column: they are subtracted by number, which needs no mask. A block without a valid key counts 0.
+        """
+        mine = f.thread % 4 == j % lo.TILES_PER_GROUP
+        result = []
+        for r in range(2):
+            row = []
+            for h in range(2):
+                missing = cutlass.max(j * KEYS + (h + 1) * lo.BLOCK - lkv, 0)
+                padding = cute.arch.shuffle_sync(last[r][h], f.thread % 32 | 3)
+                total = quad_sum(sums[r][h]) - Float32(missing) * padding
+                row.append(cutlass.select_(mine & (missing < lo.BLOCK), total, Float32(0.0)))
+            result.append(row)
+        return result
+
+    def start_scores(self, f, acc_scores):
+        """S := MAGIC. Inside a turn half of it by FMAs on O (times zero), so that two pipes share the 128 writes."""
+        if self.take_turns:
+            for i in range(cute.size(acc_scores)):
+                acc_scores[i] = as_int(f.acc[i // 2] * f.zero + f.magic) if i % 2 == 0 else Int32(MAGIC_BITS)
+        else:
+            acc_scores.fill(MAGIC_BITS)
 
     @cute.jit
     def release(self, barrier: cute.Pointer):
@@ -352,6 +344,8 @@ class AttentionSm90:
         acc = fragment_view(f.acc, lo.V_ROWS)
         pair = (f.thread % 4) * 2
         gSv = cute.make_tensor(sv + (head * DIM + pair), cute.make_layout((2, DIM // 8), stride=(1, 8)))
+        # All loads come before the first store, which they could not pass.
+        channel_scale = [[gSv[b, i] for b in range(2)] for i in range(DIM // 8)]
         batch = head // heads
         for r in cutlass.range_constexpr(2):
             total = quad_sum(f.row_sum[r])
@@ -362,7 +356,7 @@ class AttentionSm90:
                 line = (batch.to(Int64) * lq + (row + 8 * r)) * heads + head % heads
                 gOut = cute.make_tensor(out + (line * (DIM // 2) + f.thread % 4), cute.make_layout(DIM // 8, stride=4))
                 for i in cutlass.range_constexpr(DIM // 8):
-                    y = [acc[b, r, i] * inverse * gSv[b, i] for b in range(2)]
+                    y = [acc[b, r, i] * inverse * channel_scale[i][b] for b in range(2)]
                     gOut[i] = pack(y[0], y[1])
 
 

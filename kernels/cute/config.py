@@ -38,6 +38,15 @@ class AttentionConfig:
         return f"attention_{self.probability}_means_{means}_{self.output}"
 
     @property
+    def exact_sums(self) -> bool:
+        """Whether r and l sum P before it is rounded, as the specification does for exp2.
+
+        Rounding errors of a block's weight would multiply its mean (1.2 times the specification's error). ExpCast sums
+        the decoded codes, which the ones rows of V^T give for nothing; so do the exp2 kernels without means.
+        """
+        return self.demean and self.probability == "exp2"
+
+    @property
     def stages(self) -> int:
         """K and V tiles in flight: three where shared memory holds them (1 % faster than two)."""
         return 2 if self.key_means else 3

@@ -9,7 +9,7 @@ BH = B * H heads flattened, nq = query_tiles(Lq), nk = key_tiles(Lkv), nb = 2 nk
 
     q   int8  [BH, nq, 128, 128]       rows beyond Lq are zero
     qs  fp32  [BH, nq * 128]           scale of each row (16 consecutive rows share a value); rows beyond Lq: 1
-    k   int8  [BH, nk, 256, 128]       keys beyond Lkv repeat the residual of a real key of the head's last valid block
+    k   int8  [BH, nk, 256, 128]       keys beyond Lkv repeat keys of the last valid block, and within it a single one
     ks  fp32  [BH, nb]                 scale of each block; blocks beyond the last valid one repeat its scale
     v   e4m3  [BH, nk, 2, 136, 128]    V^T residual / sv, and the row-sum rows; padding is 0
     sv  fp32  [BH, 128]                channel scale of V, multiplied in the epilogue

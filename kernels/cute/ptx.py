@@ -33,6 +33,11 @@ def as_float(bits):
     return _emit("mov.b32 {$w0},{$r0};", Float32, [bits])
 
 
+def as_int(x):
+    """The Int32 with the bits of a Float32."""
+    return _emit("mov.b32 {$w0},{$r0};", Int32, [x])
+
+
 def pack_u8(x):
     """Four Float32 as saturated bytes of one Uint32: ExpCast's rounding, clipping and packing in two instructions."""
     return _emit(_PACK_U8, Uint32, x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Uint32
+from cutlass import Float32
 
 from .config import BETA, TOP_LOG2
 from .layouts import BLOCK, KEY_TILE
@@ -58,14 +58,17 @@ def quad_sum(x):
 
 
 def softmax_tile(expcast, accumulator, p_words, maximum, row_scale, key_scale, addend):
-    """Row maxima of one tile, then its P bytes into `p_words`; returns the rescale factor alpha of both rows.
+    """Row maxima of one tile, then its P bytes into `p_words`.
 
     expcast: ExpCast codes, or exp2 rounded to E4M3. accumulator: Int32 scores on MAGIC_BITS. maximum: running row
     maxima (2), log2 units, updated. row_scale (2) and key_scale (2 blocks): their product turns a score into log2
     units. addend [row][block]: log2 units, or None.
+    Returns the rescale factors alpha [row]; this thread's part of the row sums [row][block] of the unrounded P, and its
+    last unrounded P [row][block] (both exp2 only; ExpCast's sums are those of its codes, which the ones rows of V^T
+    give).
     """
     scores = fragment_view(accumulator, KEY_TILE)
-    rescale = []
+    rescale, sums, last = [], [], []
     for r in range(2):
         scale = [row_scale[r] * key_scale[0], row_scale[r] * key_scale[1]]
         largest = [(block_maximum(scores, r, h) - MAGIC) * scale[h] for h in range(2)]
@@ -74,6 +77,8 @@ def softmax_tile(expcast, accumulator, p_words, maximum, row_scale, key_scale, a
         new = cute.arch.fmax(maximum[r], quad_maximum(cute.arch.fmax(largest[0], largest[1])))
         rescale.append(cute.math.exp2(maximum[r] - new, fastmath=True))
         maximum[r] = new
+        partial = [Float32(0.0), Float32(0.0)]
+        ends = [Float32(0.0), Float32(0.0)]
         for i in range(KEY_TILE // 16):
             h = i // (BLOCK // 16)
             offset = new if addend is None else new - addend[r][h]
@@ -86,11 +91,13 @@ def softmax_tile(expcast, accumulator, p_words, maximum, row_scale, key_scale, a
             b = b - _MAGIC_GUARDED * a
             y = [as_float(scores[c, r, 2 * i + d]) * a + b for d in range(2) for c in range(2)]
             word = (i // 2) * 4 + (i % 2) * 2 + r
-            p_words[word] = pack_u8(y) if expcast else pack_e4m3([cute.math.exp2(x, fastmath=True) for x in y])
-    return rescale
-
-
-def zero(words):
-    """Clear a register tensor of Uint32."""
-    for i in range(cute.size(words)):
-        words[i] = Uint32(0)
+            if expcast:
+                p_words[word] = pack_u8(y)
+            else:
+                p = [cute.math.exp2(x, fastmath=True) for x in y]
+                partial[h] = partial[h] + ((p[0] + p[1]) + (p[2] + p[3]))
+                ends[h] = p[3]
+                p_words[word] = pack_e4m3(p)
+        sums.append(partial)
+        last.append(ends)
+    return rescale, sums, last

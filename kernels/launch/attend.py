@@ -88,5 +88,5 @@ def attend(
     scale = lo.HEAD_DIM**-0.5 if scale is None else scale
     grid = (lo.query_tiles(images.lq), images.batch * images.heads, 1)
     pointers = (images.q, images.k, images.v, images.qs, images.ks, images.sv, images.mu, images.qb, images.km, out)
-    numbers = (images.lq, lo.key_tiles(images.lkv), images.heads, scale * math.log2(math.e))
+    numbers = (images.lq, images.lkv, images.heads, scale * math.log2(math.e))
     return kernel.launch(grid, (*pointers, *numbers))

@@ -76,18 +76,21 @@ class Driver:
         result = self._library.cuFuncSetAttribute(function, ctypes.c_int(_MAX_DYNAMIC_SHARED), ctypes.c_int(shared))
         return self._failed(result, "reserve shared memory") if result else function
 
-    def parameters(self, function: ctypes.c_void_p) -> tuple[tuple[int, int], ...] | None:
-        """(offset, size) of each parameter as the driver sees them; None where the driver cannot say (before 12.4)."""
+    def parameters(self, function: ctypes.c_void_p, count: int) -> tuple[tuple[int, int], ...] | None:
+        """(offset, size) of the first `count` parameters as the driver sees them, fewer if it has fewer; None where the
+        driver cannot say (before CUDA 12.4).
+        """
         if not hasattr(self._library, "cuFuncGetParamInfo"):
             return None
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         found: list[tuple[int, int]] = []
-        while (
-            self._library.cuFuncGetParamInfo(
-                function, ctypes.c_size_t(len(found)), ctypes.byref(offset), ctypes.byref(size)
+        # Not until the first error: checking tools report every call that returns one.
+        for index in range(count):
+            result = self._library.cuFuncGetParamInfo(
+                function, ctypes.c_size_t(index), ctypes.byref(offset), ctypes.byref(size)
             )
-            == 0
-        ):
+            if result:
+                break
             found.append((offset.value, size.value))
         return tuple(found)
 

@@ -96,7 +96,7 @@ class Library:
             function = self._cuda.function(handle, entry.shared)
         if isinstance(function, Reason):
             return function
-        params = self._cuda.parameters(function)
+        params = self._cuda.parameters(function, len(entry.params))
         if params is not None and params != entry.params:
             return Reason(
                 "kernels_abi",

@@ -222,3 +222,10 @@ def run_case(
     with permutations() as orders:
         result = sampling(patched, name, **keywords)
     return Outcome(reference, result, broken, session_of(patched), passes, expected, orders)
+
+
+def attach_again(base: Any, name: str, **chosen: Any) -> Any:
+    """`base` patched once more with the options of the cases, for tests that drive the model themselves."""
+    from vc_attention.nodes.hook import attach
+
+    return attach(base, options(name, **chosen))

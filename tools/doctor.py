@@ -1,0 +1,233 @@
+"""What this machine is, which path VC-Attention takes on it and why, and what is missing and how to get it.
+
+It looks and changes nothing: no environment is made, nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import getpass
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from . import comfyui, environment
+from .messages import ToolError, size_text
+from .progress import say
+
+ROOT = Path(__file__).resolve().parent.parent
+HELP = "what this machine is, what runs on it and why, and what is missing"
+#: Oldest CUDA that a driver must serve for prebuilt kernels to be checked and launched.
+DRIVER_CUDA = (12, 4)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    parser.add_argument("--report", metavar="FILE", help="write it to FILE, without your names, hosts and folders")
+    parser.add_argument("--comfyui", metavar="DIR", help="the ComfyUI to look at, instead of the one in .cache")
+    parser.add_argument("--python", metavar="PATH", help="the Python that runs your ComfyUI, to look at its torch")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Exit status 0, whatever is found."""
+    findings = examine(arguments.comfyui, arguments.python)
+    text = json.dumps(findings, indent=1) if arguments.json else text_of(findings)
+    if arguments.report:
+        try:
+            Path(arguments.report).expanduser().write_text(anonymous(text) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ToolError(f"--report {arguments.report}: {error.strerror or error}.") from error
+        say(f"Written without your names, hosts and folders: {arguments.report}")
+    else:
+        print(text)
+    return 0
+
+
+def kernel_module(name: str) -> ModuleType:
+    """A torch-free module of `kernels`, by its file: importing the package would need torch."""
+    spec = importlib.util.spec_from_file_location(f"_vc_attention_{name}", ROOT / "kernels" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def examine(
+    given_comfyui: str | None = None, python: str | None = None, driver: Any = None, others: Any = None
+) -> dict[str, Any]:
+    """Everything that `doctor` tells. driver, others: what `kernels/detect.py` finds (a seam for tests)."""
+    detect, cards = kernel_module("detect"), kernel_module("cards")
+    driver = detect.nvidia() if driver is None else driver
+    found = comfyui.locate(given_comfyui)
+    interpreter, environment_state = _interpreter(found, python)
+    torch = _torch(interpreter)
+    here = detect.cards_here(driver, others)
+    verdicts = [cards.describe(card.name, card.capability, card.vendor) for card in here]
+    findings: dict[str, Any] = {
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "processor": f"{platform.machine()}, {os.cpu_count()} cores",
+            "python": platform.python_version(),
+            "disk_free": shutil.disk_usage(ROOT).free,
+        },
+        "pack": {"version": pack_version(), "folder": str(ROOT)},
+        "driver": {"cuda": _dotted(driver.cuda), "problem": driver.problem},
+        "cards": [
+            {
+                "name": card.name,
+                "vendor": card.vendor,
+                "capability": _dotted(card.capability),
+                "memory": card.memory,
+                "runs": verdict.runs,
+                "code": verdict.code,
+                "text": verdict.text,
+            }
+            for card, verdict in zip(here, verdicts, strict=True)
+        ],
+        "environment": environment_state,
+        "torch": torch,
+        "comfyui": {"version": found.version, "ready": not found.ours or comfyui.is_complete(found.directory)},
+    }
+    findings["missing"] = missing(findings)
+    return findings
+
+
+def _interpreter(found: comfyui.ComfyUI, python: str | None) -> tuple[Path | None, dict[str, Any]]:
+    """The Python whose torch counts, and what is to be said about it."""
+    if python is not None:
+        return environment.given(python), {"name": "the given Python", "ready": True, "problem": ""}
+    folder = ROOT / found.venv
+    try:
+        problem = environment.state(folder, [environment.REQUIREMENTS / file for file in found.requirements])
+    except ToolError as error:
+        return None, {"name": found.venv, "ready": False, "problem": str(error)}
+    if problem is None:
+        return environment.interpreter(folder), {"name": found.venv, "ready": True, "problem": ""}
+    own = Path(sys.executable) if importlib.util.find_spec("torch") else None
+    return own, {"name": found.venv, "ready": False, "problem": problem.text}
+
+
+def _torch(python: Path | None) -> dict[str, Any] | None:
+    """What `doctor_probe.py` finds in `python`; None when there is no Python with torch."""
+    if python is None:
+        return None
+    answer = environment.run_quietly([str(python), str(ROOT / "tools" / "pack.py"), "doctor_probe"])
+    try:
+        return json.loads(answer.splitlines()[-1]) if answer else {"error": "it does not start"}
+    except ValueError:
+        return {"error": "its answer cannot be read"}
+
+
+def missing(findings: dict) -> list[dict[str, str]]:
+    """What is not there, each with how to get it."""
+    torch, cards, driver = findings["torch"], findings["cards"], findings["driver"]
+    nvidia = [card for card in cards if card["vendor"] == "nvidia"]
+    absent: list[tuple[str, str]] = []
+    if not nvidia:
+        absent.append((
+            driver["problem"] or "There is no NVIDIA card.",
+            "If this machine has an NVIDIA card, install its driver from NVIDIA's site and restart.",
+        ))  # fmt: skip
+    cuda = driver["cuda"]
+    if nvidia and cuda and tuple(map(int, cuda.split("."))) < DRIVER_CUDA:
+        absent.append((
+            f"The NVIDIA driver serves CUDA {cuda}; prebuilt kernels need {_dotted(DRIVER_CUDA)} or newer.",
+            "Update the NVIDIA driver.",
+        ))  # fmt: skip
+    if not findings["environment"]["ready"]:
+        absent.append((
+            f"The environment {findings['environment']['name']} is not ready: {findings['environment']['problem']}.",
+            "`python3 run.py test` makes it (so do the other commands that need it).",
+        ))  # fmt: skip
+    if torch is not None and "error" in torch:
+        absent.append((f"torch cannot be used: {torch['error']}", "Install the torch that ComfyUI asks for."))
+    elif torch is not None and nvidia and not torch["devices"]:
+        absent.append((
+            f"torch {torch['torch']} does not see the NVIDIA card"
+            + ("." if torch["cuda_build"] else ": it is a build for the CPU."),
+            "Install a CUDA build of torch into the Python that runs ComfyUI.",
+        ))  # fmt: skip
+    if not findings["comfyui"]["ready"]:
+        absent.append((
+            f"ComfyUI {findings['comfyui']['version']} is not set up here.",
+            "`python3 run.py serve` sets it up, or name yours with --comfyui DIR.",
+        ))  # fmt: skip
+    if not any(card["runs"] for card in cards):
+        absent.append((
+            "No low-bit kernel runs on this machine.",
+            "Nothing to do: ComfyUI's own attention runs. `run.py replay` shows the numbers with the slow emulation.",
+        ))  # fmt: skip
+    return [{"what": what, "how": how} for what, how in absent]
+
+
+def pack_version() -> str:
+    """The version in pyproject.toml."""
+    found = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    return found.group(1) if found else "unknown"
+
+
+def text_of(findings: dict) -> str:
+    """The findings for a person."""
+    machine, torch, env = findings["machine"], findings["torch"], findings["environment"]
+    lines = [
+        f"VC-Attention {findings['pack']['version']} in {findings['pack']['folder']}",
+        f"System       {machine['system']}, {machine['processor']}, {size_text(machine['disk_free'])} of disk free",
+        f"Python       {machine['python']}; {env['name']} is {'ready' if env['ready'] else 'not ready'}",
+    ]
+    if torch is None:
+        lines.append("torch        not found")
+    elif "error" in torch:
+        lines.append(f"torch        not usable: {torch['error']}")
+    else:
+        build = f"built for {torch['cuda_build']}" if torch["cuda_build"] else "CPU build"
+        lines.append(f"torch        {torch['torch']}, {build}; sees {', '.join(torch['devices']) or 'no GPU'}")
+    comfy = findings["comfyui"]
+    lines.append(f"ComfyUI      {comfy['version']}, {'ready' if comfy['ready'] else 'not set up'}")
+    cuda = findings["driver"]["cuda"]
+    lines.append(f"Driver       {f'NVIDIA, serves CUDA {cuda}' if cuda else 'no NVIDIA driver'}")
+    for number, card in enumerate(findings["cards"]):
+        memory = f" with {size_text(card['memory'])}" if card["memory"] else ""
+        lines.append(f"Card {number}       {card['name']}{memory}")
+    lines += ["", "What runs, and why"]
+    lines += [f"  {text}" for text in dict.fromkeys(card["text"] for card in findings["cards"])]
+    if torch is not None and "backends" in torch:
+        lines += ["", "Backends, in the order in which they are tried"]
+        lines += [
+            f"  {status['name']:<6} {'yes' if status['available'] else 'no ':<3}  {status['reason']}"
+            for status in torch["backends"]
+        ]
+    if findings["missing"]:
+        lines += ["", "What is missing, and how to get it"]
+        for entry in findings["missing"]:
+            lines += [f"  {entry['what']}", f"    {entry['how']}"]
+    return "\n".join(lines)
+
+
+def anonymous(text: str) -> str:
+    """`text` without the folders, the account and the host of this machine."""
+    words = [(str(ROOT), "<pack>"), (str(Path.home()), "<home>"), (socket.gethostname(), "<host>")]
+    with contextlib.suppress(OSError, KeyError, ImportError):  # an account without a name
+        words.append((getpass.getuser(), "<user>"))
+    for word, placeholder in sorted(words, key=lambda pair: -len(pair[0])):
+        if len(word) > 1:
+            escaped = re.escape(word)
+            # JSON text has backslashes twice
+            pattern = rf"(?<!\w)(?:{escaped}|{re.escape(json.dumps(word)[1:-1])})(?!\w)"
+            text = re.sub(pattern, lambda _, word=placeholder: word, text)
+    return text
+
+
+def _dotted(numbers: Sequence[int] | None) -> str | None:
+    return ".".join(map(str, numbers)) if numbers else None
