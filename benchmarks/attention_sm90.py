@@ -37,10 +37,10 @@ from vc_attention.kernels.spec.attention import attention as spec_attention  # n
 
 PLANS = {
     "fast": FAST,
-    "fast plain": FAST.without_grouping(),
+    "fast plain": FAST.without_smoothing(),
     "fast key means": Plan(key_means=True),
     "faithful": FAITHFUL,
-    "faithful plain": FAITHFUL.without_grouping(),
+    "faithful plain": FAITHFUL.without_smoothing(),
     "faithful key means": Plan(probability="exp2", key_means=True),
 }
 SPEED_SHAPES = [(75600, 8), (32760, 40)]

@@ -16,7 +16,7 @@ from ..kernels.plan import Plan
 from ..kernels.reasons import Reason
 from ..kernels.spec import grouping as spec_grouping
 
-PLANS = {"demean": Plan(), "plain": Plan().without_grouping(), "key_means": Plan(key_means=True)}
+PLANS = {"demean": Plan(), "plain": Plan().without_smoothing(), "key_means": Plan(key_means=True)}
 SHAPES = ((1, 2, 1, 1), (1, 2, 128, 128), (2, 3, 200, 333), (1, 2, 257, 256), (1, 2, 1000, 1025), (1, 2, 130, 129),
           (1, 3, 64, 2049), (1, 1, 4040, 4040))  # fmt: skip
 LAYOUTS = ("heads", "tokens", "fused", "padded")

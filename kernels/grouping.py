@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .launch import call
+from .reasons import Reason
 from .spec.grouping import auto_groups
 from .spec.grouping import group as spec_group
 
@@ -33,4 +35,9 @@ def group(v: Tensor, groups: int = 0, previous: Labels | None = None) -> Labels:
     Deterministic. Raises ValueError when `groups` is out of range.
     """
     start = None if previous is None else previous.centroids
+    if v.is_cuda:
+        found = call.group(v, groups, start)
+        if not isinstance(found, Reason):
+            return Labels(*found)
+    # Plain torch runs on any device; on a card without our kernels it is slower, not wrong.
     return Labels(*spec_group(v, groups, start))

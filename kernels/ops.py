@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .launch import call
 from .plan import Plan
 from .reasons import Reason, UnsupportedError
 from .registry import supports
@@ -20,6 +21,8 @@ def attention_op(
     verdict = supports(q.device, decoded, q.shape[-1], q.dtype, backend)
     if isinstance(verdict, Reason):
         raise UnsupportedError(verdict)
+    if verdict.backend == "cubin":
+        return call.attention(q, k, v, decoded, labels, scale)
     return spec_attention(q, k, v, decoded, labels, scale)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .cards import Verdict, describe
+from .launch import call
 from .plan import Plan
 from .reasons import Ok, Reason
 
@@ -26,12 +27,23 @@ class BackendStatus:
 def backends() -> list[BackendStatus]:
     """Every backend in the order in which "auto" tries them."""
     return [
-        BackendStatus("cubin", False, "This version of VC-Attention ships no prebuilt kernels."),
-        BackendStatus("cute", False, "This version of VC-Attention has no kernel sources to compile here."),
+        _cubin_status(),
+        BackendStatus("cute", False, "This version of VC-Attention does not compile kernels while ComfyUI runs."),
         BackendStatus(
             "spec", True, "The specification in plain torch: runs anywhere, for checking only, never chosen by itself."
         ),
     ]
+
+
+def _cubin_status() -> BackendStatus:
+    if not torch.cuda.is_available():
+        return BackendStatus("cubin", False, "The prebuilt kernels need an NVIDIA card, and torch sees none here.")
+    device = torch.device("cuda", torch.cuda.current_device())
+    kernels = call.kernels_for(device)
+    if isinstance(kernels, Reason):
+        return BackendStatus("cubin", False, kernels.text)
+    name = torch.cuda.get_device_name(device)
+    return BackendStatus("cubin", True, f"{len(kernels.manifest.kernels)} prebuilt kernels for {name}.")
 
 
 def supports(
@@ -52,7 +64,14 @@ def supports(
         )
     if backend == "spec":
         return Ok("spec")
-    card = describe_device(torch.device(device))
+    device = torch.device(device)
+    if device.type == "cuda" and backend in ("auto", "cubin"):
+        refusal = call.refusal(device, plan, head_dim, dtype)
+        if refusal is None:
+            return Ok("cubin")
+        if refusal.code not in ("no_kernels", "no_kernel"):
+            return refusal
+    card = describe_device(device)
     if backend == "auto":
         return Reason("no_kernel", card.text)
     status = next(b for b in backends() if b.name == backend)

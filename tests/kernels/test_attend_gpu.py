@@ -13,10 +13,10 @@ pytestmark = pytest.mark.gpu
 
 PLANS = [
     FAST,
-    FAST.without_grouping(),
+    FAST.without_smoothing(),
     Plan(key_means=True),
     FAITHFUL,
-    FAITHFUL.without_grouping(),
+    FAITHFUL.without_smoothing(),
     Plan(probability="exp2", key_means=True),
 ]
 SHAPES = [(1, 2, 1, 1), (2, 3, 129, 257), (1, 1, 128, 256), (1, 2, 300, 1023), (1, 1, 700, 4097)]

@@ -67,7 +67,7 @@ def _from_images(images, plan: Plan, scale: float) -> torch.Tensor:
     return out[:, : images.lq].view(images.batch, images.heads, images.lq, 128)
 
 
-@pytest.mark.parametrize("plan", [FAST, FAST.without_grouping(), Plan(key_means=True, probability="exp2")])
+@pytest.mark.parametrize("plan", [FAST, FAST.without_smoothing(), Plan(key_means=True, probability="exp2")])
 @pytest.mark.parametrize(("lq", "lkv"), [(5, 1), (130, 300), (128, 256), (64, 1100)])
 def test_images_hold_the_call(plan, lq, lkv):
     torch.manual_seed(lq + lkv)

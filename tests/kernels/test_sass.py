@@ -82,6 +82,6 @@ def test_kernel_constants_are_the_specifications():
 
 def test_plans_have_kernels():
     assert config_of(FAST, "bf16") == AttentionConfig("expcast_wide", True, False, "bf16")
-    assert config_of(FAITHFUL.without_grouping(), "fp16") == AttentionConfig("exp2", False, False, "fp16")
+    assert config_of(FAITHFUL.without_smoothing(), "fp16") == AttentionConfig("exp2", False, False, "fp16")
     assert config_of(FOUR_BIT, "bf16") is None
     assert config_of(FAST, "") is None
