@@ -29,6 +29,7 @@ from vc_attention.benchmarks.preparation_checks import (
     LAYOUTS,
     PLANS,
     check,
+    check_call,
     check_capture,
     check_grouping,
     check_layouts,
@@ -189,6 +190,7 @@ def main():
         result["grouping"] = check_grouping(library)
         result["random"] = check_random(library)
         result["capture"] = check_capture(library)
+        result["call"] = check_call(library, arguments.cubins)
         result["offsets"] = check_layouts(library)
     if arguments.time or both:
         result["host"] = host_time(library)

@@ -12,9 +12,11 @@ import torch
 from ..kernels.cute import layouts as lo
 from ..kernels.cute import reference
 from ..kernels.launch import prepare as prep
-from ..kernels.plan import Plan
+from ..kernels.launch.attend import attend
+from ..kernels.plan import FAITHFUL, Plan
 from ..kernels.reasons import Reason
 from ..kernels.spec import grouping as spec_grouping
+from ..kernels.spec.attention import attention as spec_attention
 
 PLANS = {"demean": Plan(), "plain": Plan().without_smoothing(), "key_means": Plan(key_means=True)}
 SHAPES = ((1, 2, 1, 1), (1, 2, 128, 128), (2, 3, 200, 333), (1, 2, 257, 256), (1, 2, 1000, 1025), (1, 2, 130, 129),
@@ -283,3 +285,26 @@ def check_capture(library):
             same &= all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs if torch.is_tensor(a))
     print(f"graph replay and side stream: {'equal' if same else 'DIFFERENT'}")
     return same
+
+
+def check_call(library, folder):
+    """Grouping, preparation and attention together: relative error against fp32 beside the specification's."""
+    ok = True
+    plans = {**PLANS, "faithful": FAITHFUL}
+    for n, ((b, h, lq, lkv), (name, plan)) in enumerate(
+        itertools.product(((1, 2, 515, 1100), (2, 1, 300, 2048), (1, 1, 1000, 129)), plans.items())
+    ):
+        q, k, v = tensors(b, h, lq, lkv, LAYOUTS[n % 4], torch.bfloat16, 50 + n)
+        labels = None if name == "plain" else must(prep.group(library, v))[0]
+        images = must(prep.prepare(library, q, k, v, plan, labels))
+        out = torch.full((b, lq, h, 128), torch.nan, dtype=q.dtype, device="cuda")
+        reason = attend(images, plan, out, folder=folder)
+        if reason is not None:
+            must(reason)
+        exact = torch.softmax(q.double() @ k.double().transpose(-2, -1) * 128**-0.5, -1) @ v.double()
+        ours, theirs = ((x.double() - exact).norm() / exact.norm()
+                        for x in (out.transpose(1, 2), spec_attention(q, k, v, plan, labels)))  # fmt: skip
+        good = bool(ours <= 1.1 * theirs)
+        ok &= good
+        print(f"call {(b, h, lq, lkv)} {name}: error {ours:.5f}, specification {theirs:.5f}{'' if good else ' FAIL'}")
+    return ok
