@@ -20,7 +20,7 @@ from vc_attention.kernels.reasons import Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSES = re.compile(r"^(q|k|v|k_sum|k_mean|v_stats|sort_\w+|group_\w+)(_bf16|_fp16)?(_gather|_means|_ranked)*$")
-PLANS = [Plan(), Plan(key_means=True), Plan().without_grouping(), Plan(demean=False, key_means=True)]
+PLANS = [Plan(), Plan(key_means=True), Plan().without_smoothing(), Plan(demean=False, key_means=True)]
 
 
 def entries(folder):
