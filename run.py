@@ -19,6 +19,7 @@ from tools.messages import ToolError
 
 #: Command -> module with HELP, add_arguments(parser) and main(arguments) -> exit status.
 COMMANDS = {
+    "demo": "tools.demo.command",
     "test": "tools.test",
     "serve": "tools.serve",
     "replay": "tools.replay",

@@ -208,24 +208,37 @@ class Server:
         at every look, with the step whose `show` tells what is going on; by default the log's last line is shown.
         """
         with Step(title) as step:
-            prompt_id = self.submit(prompt)
-            deadline = time.monotonic() + timeout
-            while True:
-                if not self.running:
-                    raise ToolError(f"ComfyUI stopped while the workflow ran. The end of its log:\n{self.log_tail()}")
-                record = self.history(prompt_id)
-                if record is not None:
-                    break
-                if time.monotonic() > deadline:
-                    raise ToolError(f"The workflow did not end within {timeout:.0f} s, so it was given up.")
-                if on_poll is not None:
-                    on_poll(step)
-                else:
-                    step.show(self.log_tail(1).rpartition("\r")[2][-70:])
-                time.sleep(0.2)
+            try:
+                record = self._run(prompt, step, timeout, on_poll)
+            except OSError as error:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    if self._process is not None:
+                        self._process.wait(2)  # a process that just died is still noticed as such
+                raise ToolError(
+                    f"ComfyUI {'does not answer' if self.running else 'stopped'} ({error}). The end of its log "
+                    f"({self.log_file}):\n{self.log_tail()}"
+                ) from error
             if record.get("status", {}).get("status_str") != "success":
                 raise ToolError(_failure(record))
         return record["outputs"]
+
+    def _run(
+        self, prompt: Mapping[str, Any], step: Step, timeout: float, on_poll: Callable[[Step], None] | None
+    ) -> dict[str, Any]:
+        """Submit, and look until the history has the prompt's record."""
+        prompt_id = self.submit(prompt)
+        deadline = time.monotonic() + timeout
+        while True:
+            record = self.history(prompt_id)
+            if record is not None:
+                return record
+            if time.monotonic() > deadline:
+                raise ToolError(f"The workflow did not end within {timeout:.0f} s, so it was given up.")
+            if on_poll is not None:
+                on_poll(step)
+            else:
+                step.show(self.log_tail(1).rpartition("\r")[2][-70:])
+            time.sleep(0.2)
 
     def interrupt(self) -> None:
         """Stop the prompt that is running."""

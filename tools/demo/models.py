@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -29,12 +28,6 @@ ROPE_PAIRS = (22, 21, 21)  # rotary pairs that Wan gives to time, height and wid
 NORM_WEIGHT = 1.4  # of the query and key norms: scores reach NORM_WEIGHT^2 * sqrt(HEAD_DIM)
 CONTENT_SHARE = 0.15  # of the energy of q and k that depends on the token; the rest is position
 VAE_CHANNELS = 7
-FILES = {
-    "high": "demo_wan2.2_t2v_high_noise.safetensors",
-    "low": "demo_wan2.2_t2v_low_noise.safetensors",
-    "vae": "demo_wan_vae.safetensors",
-}
-VERSION = "1"  # part of the cache folder's name: raise it whenever a weight changes
 
 
 @dataclass(frozen=True)
@@ -249,5 +242,5 @@ def vae_weights(shapes: dict[str, tuple[int, ...]], mean: torch.Tensor, std: tor
 
 
 PALETTE_SEED = 3
-PALETTE_GAIN = 0.2
+PALETTE_GAIN = 0.3
 CONTRAST = 1.6
