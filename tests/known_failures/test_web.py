@@ -1,4 +1,4 @@
-"""Another pack's web hook once scrambled every node's widgets. This pack ships no script, so there is nothing to hook."""
+"""Another pack's web hook once scrambled every node's widgets. This pack ships no script: there is nothing to hook."""
 
 from __future__ import annotations
 
