@@ -86,7 +86,13 @@ def test_ctrl_c_is_one_word_and_status_130(tmp_path: Path) -> None:
     slow.write_text("#!/bin/sh\necho ready > " + str(tmp_path / "ready") + "\nexec sleep 30\n")
     slow.chmod(0o755)
     command = [sys.executable, str(ROOT / "run.py"), "replay", "README.md", "--python", str(slow)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    keywords = {"cwd": ROOT, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+
+    def listen() -> None:
+        # a shell starts its background jobs with SIGINT ignored, and children inherit that
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(command, preexec_fn=listen, **keywords) as process:
         deadline = time.monotonic() + 20
         while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
