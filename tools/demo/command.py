@@ -43,6 +43,8 @@ TITLES = {
     FOUR_BIT: "Control: plain 4-bit attention",
     NO_ATTENTION: "Control: no self-attention",
 }
+#: The demo's tensors are small: with more threads than one, the threads mostly wait for each other.
+THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 #: The files of a finished demo that a person looks at.
 RESULTS = ("report.html", "plain.webp", "vc_attention.webp", "difference.png")
 
@@ -88,6 +90,7 @@ class Demo:
             environment.needs_space(self.base, BYTES, "for the demo")
             workflow = json.loads(WORKFLOW.read_text(encoding="utf-8"))
             variables = comfyui.python_environment(self.python, self.found.directory)
+            variables = {**dict.fromkeys(THREAD_LIMITS, "1"), **variables}
             self._write_models(variables)
             device = comfyui.device(self.python)
             self.settings = replace(self.settings, backend=self._backend(device, variables))
