@@ -59,8 +59,8 @@ class Plan:
                 f"{self.values!r}."
             )
 
-    def without_grouping(self) -> Plan:
-        """The plan of a step outside the grouping window: the plain low-bit kernel of the paper, no block means."""
+    def without_smoothing(self) -> Plan:
+        """The same formats without block means: the plain low-bit kernel that the paper runs outside its window."""
         return replace(self, demean=False, key_means=False, clip_means=False)
 
     def encode(self) -> str:

@@ -10,7 +10,7 @@ from .options import PatchOptions
 
 GROUP = "group"  # the groups of the value tokens are computed in this step
 REUSE = "reuse"  # the groups of an earlier step serve
-PLAIN = "plain"  # low-bit attention without groups
+PLAIN = "plain"  # low-bit attention without groups: block means over the tokens in their own order
 DENSE = "dense"  # 16 bit, outside start_percent to end_percent
 
 #: Sigmas are fp32 on one side and computed in double on the other; neighbouring steps differ by far more than this.

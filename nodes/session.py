@@ -87,7 +87,7 @@ class Session:
             text = self.stats.summary()
         if was_open and text:
             host.show_text(text, self.node_id)
-            host.log.info("VC-Attention: %s", text.replace("\n", "; "))
+            host.log.info("VC-Attention: %s", "; ".join(line.rstrip(".") for line in text.splitlines()))
 
     def reset(self, *_: object) -> None:
         """Free everything that is kept between steps; the counts stay."""

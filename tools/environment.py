@@ -33,6 +33,8 @@ STAMP = "vc-attention.json"
 #: is the CPU build, and pip unpacks beside them.
 NEW_ENVIRONMENT_BYTES = 3.0e9
 MORE_PACKAGES_BYTES = 0.5e9
+#: Less than an empty environment takes: a failure with no more space than this is the disk's.
+FULL_BYTES = 20e6
 ATTEMPTS = 3
 PAUSE = 3.0  # seconds before the second attempt; the third waits twice as long
 #: Settings that would make pip install somewhere else than into the environment.
@@ -188,10 +190,12 @@ def _create(folder: Path) -> None:
     if done.returncode == 0:
         return
     output = done.stdout + done.stderr
+    # venv keeps pip's own words to itself, so the disk is asked as well
+    full = shutil.disk_usage(folder).free < FULL_BYTES or _NO_SPACE.search(output)
     remove(folder)
-    if _NO_SPACE.search(output):
+    if full:
         raise ToolError(_no_space_sentence(folder.parent))
-    if "ensurepip" in output or "No module named venv" in output:
+    if "ensurepip is not available" in output or "No module named venv" in output:
         raise ToolError(
             f"This Python ({base}) came without its venv module. Install it (on Debian and Ubuntu: "
             f"sudo apt install python{sys.version_info[0]}.{sys.version_info[1]}-venv), then run the command again."

@@ -177,7 +177,7 @@ def prepare(request: dict[str, Any]) -> Job:
     if groups == 0 and 2 * lq < lkv:
         groups = None
         notes.append("Not grouped: with fewer than half as many queries as keys the pack does not group.")
-    return Job(case, plan if groups is not None else plan.without_grouping(), backend, groups, notes)
+    return Job(case, plan, backend, groups, notes)
 
 
 def replay(

@@ -15,7 +15,7 @@ PLANS = {
     "fast_key_means": replace(FAST, key_means=True),
     "expcast": replace(FAST, probability="expcast"),
     "faithful": FAITHFUL,
-    "plain": FAST.without_grouping(),
+    "plain": FAST.without_smoothing(),
     "fp8_scores": replace(FAST, scores="fp8"),
     "four_bit": FOUR_BIT,
     "fp8_nvfp4": Plan(scores="fp8", values="nvfp4", probability="exp2"),

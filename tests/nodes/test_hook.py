@@ -148,10 +148,10 @@ def record_attention(monkeypatch):
     return calls
 
 
-def test_labels_in_the_window_and_the_plain_plan_after_it(layers, monkeypatch):
+def test_labels_in_the_window_and_sequence_order_after_it(layers, monkeypatch):
     calls = record_attention(monkeypatch)
     run(attach(FakePatcher(), options(plan=FAITHFUL)), layers[:1], SIGMAS)
-    assert [plan for plan, _ in calls] == [FAITHFUL] * 2 + [FAITHFUL.without_grouping()] * 6
+    assert [plan for plan, _ in calls] == [FAITHFUL] * 8
     assert [labels is None for _, labels in calls] == [False] * 2 + [True] * 6
     assert torch.equal(calls[0][1], calls[1][1]) and calls[0][1].dtype == torch.uint8
 
@@ -159,7 +159,7 @@ def test_labels_in_the_window_and_the_plain_plan_after_it(layers, monkeypatch):
 def test_grouping_off_never_groups(layers, monkeypatch):
     calls = record_attention(monkeypatch)
     run(attach(FakePatcher(), options(plan=FAITHFUL, grouping="off")), layers, SIGMAS)
-    assert {plan for plan, _ in calls} == {FAITHFUL.without_grouping()} and all(labels is None for _, labels in calls)
+    assert {plan for plan, _ in calls} == {FAITHFUL} and all(labels is None for _, labels in calls)
 
 
 def test_rebuild_starts_from_the_kept_centroids(layers, monkeypatch):

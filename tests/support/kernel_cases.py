@@ -15,7 +15,7 @@ PLANS: dict[str, Plan] = {
     "fast_paper": replace(FAST, probability="expcast"),
     "fast_key_means": replace(FAST, key_means=True),
     "fast_clipped": replace(FAST, clip_means=True),
-    "fast_plain": FAST.without_grouping(),
+    "fast_plain": FAST.without_smoothing(),
     "faithful": FAITHFUL,
     "fp8_scores": replace(FAST, scores="fp8"),
     "int8_values": Plan(values="int8", probability="exp2"),

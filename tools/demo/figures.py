@@ -70,10 +70,9 @@ def errors(calls: Calls, layers: int, steps: int, switches: list[int]) -> str:
             for step in switches:
                 axes.axvline(step + 0.5, color=FAINT, linewidth=0.9, linestyle=(0, (2, 3)))
             numbers = [call["number"] for call in own]
-            smoothed = [call for call in own if call["phase"] != "plain"]
             axes.plot(
-                [call["number"] for call in smoothed],
-                [100 * call["error_without_smoothing"] for call in smoothed],
+                numbers,
+                [100 * call["error_without_smoothing"] for call in own],
                 color=OTHER, linestyle=(0, (3, 2)), marker="o", markersize=3.5, label="the same call without V-Smooth",
             )  # fmt: skip
             axes.plot(

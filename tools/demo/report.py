@@ -38,7 +38,11 @@ PHASES = {
         "before quantising.",
     ),
     "reused": ("reuse", "Early steps: the groups of an earlier step served again, with fresh block means."),
-    "plain": ("plain", "Later steps, where the picture no longer moves much: low-bit attention without smoothing."),
+    "plain": (
+        "plain",
+        "Later steps, where the picture no longer moves much: low-bit attention with block means over the tokens in "
+        "their own order.",
+    ),
 }
 
 
@@ -69,9 +73,9 @@ def load(folder: Path) -> Run:
     return Run(facts, stages, calls, max(call["layer"] for call in calls) + 1, before, switches[:-1])
 
 
-def grouping_gain(calls: Iterable[dict[str, Any]]) -> tuple[float, float] | None:
-    """Mean error of the grouped and reused calls, (with, without) smoothing; None when there are none."""
-    chosen = [call for call in calls if call["phase"] != "plain"]
+def smoothing_gain(calls: Iterable[dict[str, Any]], plain: bool = False) -> tuple[float, float] | None:
+    """Mean error of the grouped and reused calls, or of the plain ones, (with, without) smoothing; None without any."""
+    chosen = [call for call in calls if (call["phase"] == "plain") == plain]
     if not chosen:
         return None
     return (
@@ -109,7 +113,7 @@ def write(folder: Path, out: Path) -> None:
 
 def _parts(run: Run, compared: dict[str, Comparison], out: Path) -> dict[str, str]:
     settings = run.facts["settings"]
-    gain = grouping_gain(run.calls)
+    gain = smoothing_gain(run.calls)
     return {
         "lead": _lead(compared[PATCHED], totals(run.stages)),
         "tiles": _tiles(run, compared[PATCHED], gain),
@@ -124,6 +128,7 @@ def _parts(run: Run, compared: dict[str, Comparison], out: Path) -> dict[str, st
         "scale": _scale(compared),
         "frames_plot": figures.frames({NAMES[name]: value.psnr_of_frames for name, value in compared.items()}),
         "grouping_sentence": _grouping_sentence(gain),
+        "plain_sentence": _plain_sentence(smoothing_gain(run.calls, plain=True)),
         "switch_sentence": " The dotted line marks the step at which Wan2.2's second model takes over."
         if run.switches
         else "",
@@ -177,6 +182,12 @@ def _grouping_sentence(gain: tuple[float, float] | None) -> str:
         f"In the early steps value smoothing takes the error from {_percent(gain[1])} to {_percent(gain[0])} "
         f"({100 * (1 - gain[0] / gain[1]):.0f} % less)."
     )
+
+
+def _plain_sentence(gain: tuple[float, float] | None) -> str:
+    if gain is None:
+        return "This run had no such step."
+    return f"Their means still take it from {_percent(gain[1])} to {_percent(gain[0])}."
 
 
 def _scale(compared: dict[str, Comparison]) -> str:
