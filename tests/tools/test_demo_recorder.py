@@ -40,6 +40,7 @@ def test_an_exact_call_has_no_error(tensors):
     watch(record(EXACT, "plain"), *tensors, out)
     (call,) = watch.calls
     assert call["error"] < 1e-5 and call["error_without_smoothing"] == call["error"]
+    assert call["error_without_grouping"] is None
     assert (call["stage"], call["step"], call["layer"], call["branches"]) == ("high", 1, 2, 2)
 
 
@@ -47,10 +48,12 @@ def test_the_same_call_without_smoothing_is_computed_for_smoothed_calls(tensors)
     watch = recorder.Recorder("high", kernels.attention)
     watch(record(), *tensors, kernels.attention(*tensors, FAST, None, None, "spec"))
     (call,) = watch.calls
-    plain = kernels.attention(*tensors, FAST.without_grouping(), None, None, "spec")
+    plain = kernels.attention(*tensors, FAST.without_smoothing(), None, None, "spec")
     exact = torch.nn.functional.scaled_dot_product_attention(*tensors)
     assert call["error_without_smoothing"] == pytest.approx(float((plain - exact).norm() / exact.norm()))
     assert 0 < call["error"] < call["error_without_smoothing"]
+    # this call was made without labels, so it is what the ungrouped control computes
+    assert call["error_without_grouping"] == call["error"]
 
 
 def test_the_layer_is_the_block_where_the_model_numbers_its_blocks(tensors):

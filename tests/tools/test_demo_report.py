@@ -135,8 +135,11 @@ def test_the_gain_is_the_mean_over_smoothed_calls():
         {"phase": "reuse", "error": 0.03, "error_without_smoothing": 0.04},
         {"phase": "plain", "error": 0.5, "error_without_smoothing": 0.5},
     ]
-    assert report.grouping_gain(calls) == (pytest.approx(0.02), pytest.approx(0.03))
-    assert report.grouping_gain(calls[2:]) is None
+    assert report.smoothing_gain(calls) == (pytest.approx(0.02), pytest.approx(0.03))
+    assert report.smoothing_gain(calls[2:]) is None
+    assert report.smoothing_gain(calls, plain=True) == (0.5, 0.5)
+    assert report.ungrouped_error(calls) is None
+    assert report.ungrouped_error([{"error_without_grouping": 0.2}, {"error_without_grouping": None}]) == 0.2
 
 
 def test_numbers_are_json_and_agree_with_the_clips(made):
