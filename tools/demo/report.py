@@ -165,7 +165,7 @@ def _lead(compared: Comparison, counts: dict[str, int]) -> str:
 def _tiles(run: Run, compared: Comparison, gain: tuple[float, float] | None) -> str:
     counts = totals(run.stages)
     tiles = [
-        (_decibel(compared.psnr), "PSNR of the clip (above 40 dB the eye sees no difference)"),
+        (_decibel(compared.psnr), "PSNR of the clip (above 40 dB a difference is hard to see)"),
         (_ssim(compared.ssim), "SSIM of the clip (1 is the same)"),
         (
             str(counts["accelerated"]),
