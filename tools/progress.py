@@ -5,6 +5,7 @@ Everything goes to stderr, so that a command's result on stdout (`--json`) stays
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import threading
@@ -81,12 +82,11 @@ class Step:
             self._width = 0 if end else len(text)
 
     def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
+        # a console that lacks a character, or a closed pipe, must not end the work
+        encoding = getattr(self._stream, "encoding", None) or "ascii"
+        with contextlib.suppress(OSError):
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
-        except (OSError, UnicodeEncodeError):
-            # a closed pipe or a console that lacks a character must not end the work
-            pass
 
 
 def say(line: str) -> None:

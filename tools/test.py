@@ -44,7 +44,9 @@ def main(arguments: argparse.Namespace) -> int:
 def pytest(found: comfyui.ComfyUI, python: Path, workers: int, arguments: list[str]) -> int:
     """Run pytest over `tests/`, or over the paths among `arguments`."""
     paths = [] if any((ROOT / part.partition("::")[0]).exists() for part in arguments) else ["tests"]
-    command = [str(python), "-m", "pytest", "-n", str(workers), "--comfyui", str(found.directory)]
+    # pytest looks for its settings near every path it is given, and ComfyUI has settings of its own
+    command = [str(python), "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    command += ["-n", str(workers), f"--comfyui={found.directory}"]
     command += [*arguments, *paths]
     variables = comfyui.python_environment(python, found.directory)
     cores = max(1, (os.cpu_count() or 1) // max(workers, 1))

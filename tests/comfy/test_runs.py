@@ -32,8 +32,13 @@ class Management:
 
 
 def _sampler_memory(monkeypatch, free) -> None:
+    """Let `free()` answer when the sampler decides how many branches go into one batch."""
+    import comfy.model_patcher
     import comfy.samplers
 
+    if hasattr(comfy.model_patcher.ModelPatcher, "get_free_memory"):  # 0.33.0 and later ask the patcher
+        monkeypatch.setattr(comfy.model_patcher.ModelPatcher, "get_free_memory", lambda *_: free())
+        return
     monkeypatch.setattr(comfy.samplers, "model_management", Management(comfy.samplers.model_management, free))
 
 

@@ -405,6 +405,14 @@ def test_progress_on_a_terminal_is_one_live_line() -> None:
     assert terminal.text.rstrip().rpartition("\r")[2].startswith("Working: done (")
 
 
+def test_progress_lacks_a_letter_rather_than_the_line() -> None:
+    stream = Terminal(live=False)
+    stream.encoding = "cp1252"
+    with Step("Working", stream) as step:
+        step.finish("ready at \u2588 100 %")
+    assert "Working: ready at ? 100 % (" in stream.text
+
+
 def test_progress_elsewhere_is_plain_lines_at_intervals() -> None:
     stream = Terminal(live=False)
     with pytest.raises(ValueError, match="x"), Step("Working", stream, interval=0.1) as step:

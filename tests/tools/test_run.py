@@ -86,7 +86,13 @@ def test_ctrl_c_is_one_word_and_status_130(tmp_path: Path) -> None:
     slow.write_text("#!/bin/sh\necho ready > " + str(tmp_path / "ready") + "\nexec sleep 30\n")
     slow.chmod(0o755)
     command = [sys.executable, str(ROOT / "run.py"), "replay", "README.md", "--python", str(slow)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    keywords = {"cwd": ROOT, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+
+    def listen() -> None:
+        # a shell starts its background jobs with SIGINT ignored, and children inherit that
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(command, preexec_fn=listen, **keywords) as process:
         deadline = time.monotonic() + 20
         while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -120,8 +126,8 @@ def test_the_suite_is_ruff_mypy_and_pytest_with_thread_limits(calls: list[Simple
     ruff, mypy, pytest_run = calls
     assert ruff.command == ["py", "-m", "ruff", "check", "."]
     assert mypy.command == ["py", "-m", "mypy", "kernels", "nodes"]
-    expected = ["py", "-m", "pytest", "-n", "2", "--comfyui", str(Path("/comfy")), "-k", "replay", "tests"]
-    assert pytest_run.command == expected
+    expected = ["py", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-n", "2"]
+    assert pytest_run.command == [*expected, f"--comfyui={Path('/comfy')}", "-k", "replay", "tests"]
     assert {pytest_run.env[name] for name in test.THREAD_LIMITS} == {str(max(1, (os.cpu_count() or 1) // 2))}
 
 

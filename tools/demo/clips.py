@@ -84,10 +84,10 @@ def strip(reference: np.ndarray, clip: np.ndarray, names: tuple[str, str]) -> Im
     size = (len(chosen) * (width + gap) + gap, 3 * (bar + height) + gap + 18)
     picture = Image.new("RGB", size, (24, 26, 30))
     draw = ImageDraw.Draw(picture)
-    font = ImageFont.load_default(13)
+    font = ImageFont.load_default(15)
     for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
         top = i * (bar + height)
-        draw.text((gap + 2, top + 3), label, fill=(226, 228, 232), font=font)
+        draw.text((gap + 2, top + 2), label, fill=(226, 228, 232), font=font)
         for j, frame in enumerate(row):
             picture.paste(Image.fromarray(frame), (gap + j * (width + gap), top + bar))
     for j, number in enumerate(chosen):

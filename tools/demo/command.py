@@ -40,7 +40,7 @@ BYTES = 0.2e9
 TITLES = {
     PLAIN: "Clip with ComfyUI's own attention",
     PATCHED: "Clip with VC-Attention",
-    FOUR_BIT: "Control: plain 4-bit attention",
+    FOUR_BIT: "Control: 4-bit attention",
     NO_ATTENTION: "Control: no self-attention",
 }
 #: The demo's tensors are small: with more threads than one, the threads mostly wait for each other.

@@ -45,6 +45,9 @@ class Recorder:
         error = relative_error(out, exact)
         plan = record.plan.without_smoothing()
         without = relative_error(self.attention(q, k, v, plan, None, None, record.backend), exact)
+        ungrouped = None
+        if record.phase != "plain":
+            ungrouped = relative_error(self.attention(q, k, v, record.plan, None, None, record.backend), exact)
         self.calls.append(
             {
                 "stage": self.stage,
@@ -61,5 +64,6 @@ class Recorder:
                 "backend": record.backend,
                 "error": error,
                 "error_without_smoothing": without,
+                "error_without_grouping": ungrouped,
             }
         )
