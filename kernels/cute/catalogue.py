@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from . import attention_sm90
+from . import attention_sm90, preparation
 from .buildable import Buildable
 
 
 def buildables() -> list[Buildable]:
     """Every kernel, in the order of the manifest."""
-    return attention_sm90.buildables()
+    return [*attention_sm90.buildables(), *preparation.buildables()]

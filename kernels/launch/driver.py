@@ -30,8 +30,11 @@ class Driver:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        # Functions with handle arguments need no argtypes as long as every handle is passed as c_void_p.
+        # Functions with handle arguments need no argtypes as long as every handle is passed as c_void_p. The launch has
+        # them, as it is called often: plain integers then pass as they are.
         self._launch = library.cuLaunchKernel
+        handle, number = ctypes.c_void_p, ctypes.c_uint
+        self._launch.argtypes = [handle, *[number] * 7, handle, handle, handle]
 
     def _failed(self, result: int, step: str) -> Reason:
         name = ctypes.c_char_p()
@@ -101,8 +104,7 @@ class Driver:
         arguments: ctypes.Array[ctypes.c_void_p],
     ) -> Reason | None:
         """Queue one launch on `stream` (a CUstream as an integer)."""
-        sizes = [ctypes.c_uint(n) for n in (*grid, *block, shared)]
-        result = self._launch(function, *sizes, ctypes.c_void_p(stream), arguments, ctypes.c_void_p())
+        result = self._launch(function, *grid, *block, shared, stream, arguments, None)
         return self._failed(result, "start a kernel") if result else None
 
 

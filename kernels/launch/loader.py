@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from ..reasons import Reason
 from .driver import Driver, driver
 from .manifest import KernelEntry, Manifest, read_cubin, read_manifest
 
-_BY_SIZE = {8: ctypes.c_uint64, 4: ctypes.c_uint32}
+_BY_SIZE = {8: "q", 4: "i4x"}
 Argument = Tensor | int | float | None
 
 
@@ -24,6 +25,13 @@ class Kernel:
     def __init__(self, cuda: Driver, entry: KernelEntry, function: ctypes.c_void_p, device: int) -> None:
         self.entry = entry
         self._cuda, self._function, self._device = cuda, function, device
+        # One 8-byte slot for each parameter. The driver copies them during the call, so one buffer does, under a lock.
+        count = len(entry.params)
+        self._slots = (ctypes.c_uint64 * count)()
+        first = ctypes.addressof(self._slots)
+        self._pointers = (ctypes.c_void_p * count)(*[first + 8 * i for i in range(count)])
+        self._packers: dict[tuple[bool, ...], struct.Struct] = {}
+        self._lock = threading.Lock()
 
     def launch(
         self, grid: tuple[int, int, int], arguments: Sequence[Argument], stream: int | None = None
@@ -36,19 +44,21 @@ class Kernel:
         reason = self._cuda.ensure_context(self._device)
         if reason is not None:
             return reason
-        values = [self._value(a, size) for a, (_, size) in zip(arguments, self.entry.params, strict=True)]
-        pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
+        values = [a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments]
+        floats = tuple([isinstance(a, float) for a in arguments])
+        packer = self._packers.get(floats) or self._packer(floats)
         if stream is None:
             stream = torch.cuda.current_stream(self._device).cuda_stream
-        return self._cuda.launch(self._function, grid, self.entry.block, self.entry.shared, stream, pointers)
+        with self._lock:
+            packer.pack_into(self._slots, 0, *values)
+            return self._cuda.launch(self._function, grid, self.entry.block, self.entry.shared, stream, self._pointers)
 
-    @staticmethod
-    def _value(argument: Argument, size: int) -> ctypes._SimpleCData:
-        if isinstance(argument, float):
-            return ctypes.c_float(argument)
-        if isinstance(argument, Tensor):
-            argument = argument.data_ptr()
-        return _BY_SIZE[size](argument or 0)
+    def _packer(self, floats: tuple[bool, ...]) -> struct.Struct:
+        """Packs one argument into each slot; `floats` says which of the 4-byte ones are fp32."""
+        sizes = [size for _, size in self.entry.params]
+        kinds = ["f4x" if real else _BY_SIZE[size] for real, size in zip(floats, sizes, strict=True)]
+        self._packers[floats] = packer = struct.Struct("<" + "".join(kinds))
+        return packer
 
 
 class Library:

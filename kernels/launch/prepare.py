@@ -1,0 +1,220 @@
+"""Preparation and grouping on the device: queues the kernels of `kernels.cute.preparation`, never synchronises.
+
+Inputs are [B, H, L, 128] bf16 or fp16 with any strides, as long as channels are consecutive and rows start at multiples
+of 16 bytes; anything else is copied once. Workspaces come from torch's allocator and are released in stream order.
+
+Workspace of a call, in bytes, n = B H: K sums n ceil(Lkv / 1024) 512, K mean n 1024; with V means n ceil(Lkv / 128)
+512; with labels n Lkv 4 (the token order) + n ceil(Lkv / 4096) 1024; V amax n 512.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..cute import layouts as lo
+from ..plan import Plan
+from ..reasons import Reason
+from ..spec.grouping import auto_groups
+from .images import Images, allocate
+from .loader import Library
+
+#: Tile sizes of the kernels (`prep_k`, `sort`, `group_assign`), restated here because their files need the compiler.
+SUM_CHUNK = 1024
+SORT_CHUNK = 4096
+ASSIGN_STEP = 256
+MAX_GROUPS = 256
+#: The specification's sample and Lloyd steps of a cold start.
+SAMPLE = 4096
+LLOYD_STEPS = 2
+#: Steps of one assignment CTA over all tokens: its centroid table (64 KB) is read once for 1024 tokens (256 KB).
+ASSIGN_STEPS = 4
+KINDS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class Refused(Exception):  # noqa: N818 - carries a Reason to the entry points of this file, nobody else sees it
+    """A kernel could not be loaded or queued."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Kernels of one device, by name, launched on one stream (a CUstream as an integer)."""
+
+    library: Library
+    stream: int
+
+    @classmethod
+    def current(cls, library: Library, device: torch.device) -> Queue:
+        """On torch's current stream of `device`."""
+        return cls(library, torch.cuda.current_stream(device).cuda_stream)
+
+    def __call__(self, name: str, grid: tuple[int, ...], *arguments: Tensor | int | float | None) -> None:
+        kernel = self.library.kernel(name)
+        full = (grid[0], grid[1] if len(grid) > 1 else 1, 1)
+        reason = kernel if isinstance(kernel, Reason) else kernel.launch(full, arguments, self.stream)
+        if reason is not None:
+            raise Refused(reason)
+
+
+def supported(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Reason | None:
+    """Why the preparation kernels cannot take this call, or None."""
+    if plan.scores != "int8" or plan.values != "fp8" or plan.score_groups != "per_warp" or plan.clip_means:
+        return Reason("plan", f"The preparation kernels do not make the operands of the plan {plan.encode()}.")
+    if {q.dtype, k.dtype, v.dtype} - KINDS.keys():
+        return Reason("dtype", f"The preparation kernels take bf16 and fp16, not {q.dtype}.")
+    if {x.shape[-1] for x in (q, k, v)} != {lo.HEAD_DIM}:
+        return Reason("head_dim", f"The preparation kernels have head dimension {lo.HEAD_DIM}, not {q.shape[-1]}.")
+    return None
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """`x` [B, H, L, 128] itself where the kernels can read its rows, else a contiguous copy."""
+    steps = [s for s, n in zip(x.stride()[:3], x.shape[:3], strict=True) if n > 1]
+    fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s % 8 == 0 for s in steps)
+    return x if fits else x.contiguous()
+
+
+def _layout(x: Tensor) -> tuple[int, int, int, int, int]:
+    """The kernels' stride and size arguments."""
+    b, h, length, _ = x.stride()
+    return b, h, length, x.shape[1], x.shape[2]
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def prepare(
+    library: Library, q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None = None
+) -> Images | Reason:
+    """The images of one call, queued on the current stream. labels: uint8 [B, H, Lkv] or None.
+
+    q: [B, H, Lq, 128], k, v: [B, H, Lkv, 128] on the device of `library`. Without means of V or K the order of the
+    tokens does not matter to the product, so labels are then ignored.
+    """
+    reason = supported(q, k, v, plan)
+    if reason is not None:
+        return reason
+    images = allocate(q.shape[0], q.shape[1], q.shape[2], k.shape[2], plan, q.device)
+    queue = Queue.current(library, q.device)
+    try:
+        order = None
+        if labels is not None and (plan.demean or plan.key_means):
+            order = _order(queue, labels)
+        _q(queue, q, images)
+        _k(queue, k, order, images)
+        _v(queue, v, order, images)
+    except Refused as refused:
+        return refused.reason
+    return images
+
+
+def _q(queue: Queue, q: Tensor, images: Images) -> None:
+    q = rows_of(q)
+    name = f"q_{KINDS[q.dtype]}" + "_means" * (images.qb is not None)
+    grid = (q.shape[0] * q.shape[1], lo.query_tiles(q.shape[2]))
+    queue(name, grid, q, images.q, images.qs, images.qb, *_layout(q))
+
+
+def _k(queue: Queue, k: Tensor, order: Tensor | None, images: Images) -> None:
+    k = rows_of(k)
+    kind, n, length = KINDS[k.dtype], k.shape[0] * k.shape[1], k.shape[2]
+    chunks = _ceil(length, SUM_CHUNK)
+    sums = torch.empty((n, chunks, lo.HEAD_DIM), dtype=torch.float32, device=k.device)
+    mean = torch.empty((n, 2, lo.HEAD_DIM), dtype=torch.float32, device=k.device)
+    queue(f"k_sum_{kind}", (n, chunks), k, sums, *_layout(k))
+    queue("k_mean", (n,), sums, mean, chunks, length)
+    name = f"k_{kind}" + "_gather" * (order is not None) + "_means" * (images.km is not None)
+    queue(name, (n, lo.key_blocks(length)), k, order, mean, images.k, images.ks, images.km, *_layout(k))
+
+
+def _v(queue: Queue, v: Tensor, order: Tensor | None, images: Images) -> None:
+    v = rows_of(v)
+    kind, n, length, demean = KINDS[v.dtype], v.shape[0] * v.shape[1], v.shape[2], images.mu is not None
+    blocks = _ceil(length, lo.BLOCK)
+    amax = torch.zeros((n, lo.HEAD_DIM), dtype=torch.float32, device=v.device)
+    means = torch.empty((n, blocks, lo.HEAD_DIM), dtype=torch.float32, device=v.device) if demean else None
+    gather = "_gather" * (order is not None)
+    # Without means the largest |v| is that of any order.
+    queue(f"v_stats_{kind}" + (gather + "_means") * demean, (n, blocks), v, order, means, amax, *_layout(v))
+    name = f"v_{kind}" + gather + "_means" * demean
+    grid = (n, lo.key_blocks(length))
+    queue(name, grid, v, order, means, amax, images.v, images.sv, images.mu, *_layout(v))
+
+
+def token_order(library: Library, labels: Tensor) -> Tensor | Reason:
+    """The stable argsort of `labels` (uint8 [B, H, L]) as int32 [B, H, L], by counting."""
+    try:
+        return _order(Queue.current(library, labels.device), labels)
+    except Refused as refused:
+        return refused.reason
+
+
+def _order(queue: Queue, labels: Tensor) -> Tensor:
+    labels = labels.contiguous()
+    b, h, length = labels.shape
+    chunks = _ceil(length, SORT_CHUNK)
+    counts = torch.empty((b * h, chunks, MAX_GROUPS), dtype=torch.int32, device=labels.device)
+    order = torch.empty((b, h, length), dtype=torch.int32, device=labels.device)
+    queue("sort_count", (b * h, chunks), labels, counts, length)
+    queue("sort_order", (b * h, chunks), labels, counts, order, length)
+    return order
+
+
+def group(
+    library: Library, v: Tensor, groups: int = 0, previous: Tensor | None = None, refresh: bool = True
+) -> tuple[Tensor, Tensor] | Reason:
+    """`kernels.spec.grouping.group` on the device: labels uint8 [B, H, L] and centroids fp32 [B, H, groups, 128].
+
+    v: [B, H, L, 128] bf16 or fp16. Centroids are rounded to v's format for the comparison, so near ties may fall
+    differently from the specification's; magnitudes beyond 1e19 are not rescaled first.
+    """
+    if v.dtype not in KINDS or v.shape[-1] != lo.HEAD_DIM:
+        return Reason("dtype", f"The grouping kernels take bf16 and fp16 with head dimension 128, not {v.dtype}.")
+    if previous is not None and groups == 0:
+        groups = previous.shape[-2]
+    groups = groups or auto_groups(v.shape[2])
+    if not 1 <= groups <= MAX_GROUPS:
+        raise ValueError(f"The number of value groups is {groups}; it must be 1 to {MAX_GROUPS}, or 0.")
+    try:
+        return _group(Queue.current(library, v.device), rows_of(v), groups, previous, refresh)
+    except Refused as refused:
+        return refused.reason
+
+
+def _group(queue: Queue, v: Tensor, groups: int, previous: Tensor | None, refresh: bool) -> tuple[Tensor, Tensor]:
+    b, h, length, d = v.shape
+    n, kind, device, layout = b * h, KINDS[v.dtype], v.device, _layout(v)
+    count = min(length, SAMPLE)
+    raw = torch.empty((n, MAX_GROUPS, d), dtype=torch.float32, device=device)
+    packed = torch.empty((n, MAX_GROUPS, d), dtype=v.dtype, device=device)
+    bias = torch.empty((n, MAX_GROUPS), dtype=torch.float32, device=device)
+    labels = torch.empty((b, h, length), dtype=torch.uint8, device=device)
+    update = (n, MAX_GROUPS // 8)
+    if previous is None:
+        sampled = torch.empty((n, count), dtype=torch.uint8, device=device)
+        queue(f"group_seed_{kind}", update, v, raw, packed, bias, *layout, count, groups)
+        for _ in range(LLOYD_STEPS):
+            grid = (n, _ceil(count, ASSIGN_STEP))
+            queue(f"group_assign_{kind}", grid, v, packed, bias, sampled, *layout, count, groups, 1)
+            queue(f"group_update_{kind}", update, v, sampled, raw, packed, bias, *layout, count, groups, 0)
+    else:
+        source = previous.to(torch.float32).contiguous()
+        queue(f"group_place_{kind}", update, source, None, raw, packed, bias, groups, groups)
+    scores = torch.empty((n, MAX_GROUPS, MAX_GROUPS), dtype=torch.float32, device=device)
+    rank = torch.empty((n, MAX_GROUPS), dtype=torch.int32, device=device)
+    chained = torch.empty_like(raw)
+    queue(f"group_pairs_{kind}", (n, 2), packed, bias, scores, groups)
+    queue("group_chain", (n,), scores, rank, groups)
+    queue(f"group_place_{kind}_ranked", update, raw, rank, chained, packed, bias, groups, MAX_GROUPS)
+    grid = (n, _ceil(length, ASSIGN_STEP * ASSIGN_STEPS))
+    queue(f"group_assign_{kind}", grid, v, packed, bias, labels, *layout, length, groups, ASSIGN_STEPS)
+    if previous is not None and refresh:
+        queue(f"group_update_{kind}", update, v, labels, chained, packed, bias, *layout, count, groups, 1)
+    return labels, chained.view(b, h, MAX_GROUPS, d)[:, :, :groups].contiguous()

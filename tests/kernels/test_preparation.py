@@ -1,0 +1,140 @@
+"""Preparation and grouping kernels without a GPU: what the compiler made of them, and what the launcher asks for."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from vc_attention.kernels import Plan
+from vc_attention.kernels.launch import prepare as prep
+from vc_attention.kernels.launch.manifest import Manifest, read_manifest
+from vc_attention.kernels.reasons import Reason
+
+ROOT = Path(__file__).resolve().parents[2]
+PASSES = re.compile(r"^(q|k|v|k_sum|k_mean|v_stats|sort_\w+|group_\w+)(_bf16|_fp16)?(_gather|_means|_ranked)*$")
+PLANS = [Plan(), Plan(key_means=True), Plan().without_grouping(), Plan(demean=False, key_means=True)]
+
+
+def entries(folder):
+    manifest = read_manifest(folder)
+    assert isinstance(manifest, Manifest)
+    return {name: entry for name, entry in manifest.kernels.items() if PASSES.match(name)}
+
+
+class FakeKernel:
+    def __init__(self, entry, launched):
+        self.entry, self.launched = entry, launched
+
+    def launch(self, grid, arguments, stream=None):
+        assert len(arguments) == len(self.entry.params)
+        for value, (_, size), name in zip(arguments, self.entry.params, self.entry.arguments, strict=True):
+            assert value is None or isinstance(value, torch.Tensor) == (size == 8 and not name.startswith("stride"))
+        assert all(n > 0 for n in grid)
+        self.launched.append((self.entry.name, grid))
+
+
+class FakeKernels:
+    """A library over a manifest that checks launches against it and runs nothing."""
+
+    def __init__(self, kernels):
+        self.kernels, self.launched = kernels, []
+
+    def kernel(self, name):
+        return FakeKernel(self.kernels[name], self.launched)
+
+
+@pytest.fixture
+def kernels(cubins, monkeypatch):
+    monkeypatch.setattr(prep.Queue, "current", classmethod(lambda cls, library, device: cls(library, 0)))
+    return FakeKernels(entries(cubins))
+
+
+def test_every_launch_is_of_a_built_kernel_and_fits_its_parameters(kernels):
+    for plan, dtype, grouped in itertools.product(PLANS, (torch.bfloat16, torch.float16), (False, True)):
+        q, k, v = (torch.zeros(1, 2, n, 128, dtype=dtype) for n in (200, 1100, 1100))
+        labels = torch.zeros(1, 2, 1100, dtype=torch.uint8) if grouped else None
+        assert not isinstance(prep.prepare(kernels, q, k, v, plan, labels), Reason)
+        assert not isinstance(prep.group(kernels, v), Reason)
+        assert not isinstance(prep.group(kernels, v, 0, torch.zeros(1, 2, 24, 128)), Reason)
+    assert {name for name, _ in kernels.launched} == set(kernels.kernels), "a kernel is built that nothing launches"
+    assert ("q_bf16", (2, 2, 1)) in kernels.launched
+    assert ("k_bf16", (2, 10, 1)) in kernels.launched
+
+
+def test_no_local_memory_and_no_slow_path(cubins, nvdisasm):
+    for name in entries(cubins):
+        command = [nvdisasm, "-c", str(cubins / f"{name}.cubin")]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        count = lambda pattern, text=text: len(re.findall(pattern, text))  # noqa: E731
+        assert count(r"\b(LDL|STL)\b") == 0, f"{name} spills registers"
+        if re.match(r"[qk]_(bf16|fp16)", name):
+            assert count(r"\bHMMA\.16816") == 16, f"{name}: the rotation is not on the tensor core"
+            assert count(r"\bF2IP\.S8") == 32, f"{name}: INT8 codes are not packed in pairs"
+            assert count(r"\bLDG\.E(\.\w+)*\.128") >= 8
+        if re.match(r"v_(bf16|fp16)", name):
+            assert count(r"\bF2FP\.SATFINITE\.E4M3") == 32
+            assert count(r"\bLDG\.E(\.\w+)*\.128") >= 8
+        if name.startswith("group_assign"):
+            assert count(r"\bHMMA\.16816") == 32
+
+
+def test_registers_leave_room_for_two_ctas(cubins):
+    for name, entry in entries(cubins).items():
+        threads = entry.block[0]
+        assert entry.registers * threads * (2 if threads == 256 else 1) <= 65536, name
+        # 99 KB is what a CTA may have on cards of compute capability 8.9 and 12.0.
+        assert entry.shared <= 99 * 1024, name
+
+
+@pytest.mark.parametrize("target", ["sm_89", "sm_100a", "sm_120a"])
+def test_other_targets_compile(tmp_path, target):
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("cubins: nvidia-cutlass-dsl is not installed here")
+    command = [sys.executable, "-c", _BUILD_SOME, str(ROOT / "kernels"), str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "CUTE_DSL_ARCH": target}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = {k["name"] for k in json.loads((tmp_path / "manifest.json").read_text())["kernels"]}
+    assert {"q_bf16_means", "k_bf16_gather_means", "v_bf16_gather_means", "group_assign_bf16"} <= built
+
+
+#: Builds the preparation kernels alone: the attention kernels beside them are of one target only.
+_BUILD_SOME = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import build
+build.package_without_torch()
+from vc_attention.kernels.cute import catalogue, preparation
+catalogue.buildables = lambda: [k for k in preparation.buildables() if "fp16" not in k.name]
+build.build(Path(sys.argv[2]))
+"""
+
+
+def test_rows_that_the_kernels_cannot_read_are_copied():
+    x = torch.zeros(1, 2, 10, 136, dtype=torch.bfloat16)
+    assert prep.rows_of(x[..., 8:]) is not None
+    assert prep.rows_of(x[..., 8:]).data_ptr() == x[..., 8:].data_ptr()
+    assert prep.rows_of(x[..., 4:132]).is_contiguous()
+    assert prep.rows_of(torch.zeros(1, 2, 128, 10, dtype=torch.bfloat16).transpose(2, 3)).stride(3) == 1
+
+
+def test_what_is_not_supported_has_a_reason():
+    q = torch.zeros(1, 1, 4, 128, dtype=torch.bfloat16)
+    for plan, x, code in (
+        (Plan(clip_means=True), q, "plan"),
+        (Plan(scores="fp8"), q, "plan"),
+        (Plan(), q.float(), "dtype"),
+        (Plan(), q[..., :64], "head_dim"),
+    ):
+        found = prep.supported(x, x, x, plan)
+        assert found is not None and found.code == code
+    with pytest.raises(ValueError, match="1 to 256"):
+        prep.group(None, q, 300)
