@@ -84,6 +84,7 @@ def build(folder: Path, only: str = "") -> dict[str, Any]:
                 "shared": kernel.shared,
                 "grid": kernel.grid,
                 "registers": facts.registers,
+                "cluster": kernel.cluster,
             }
         )
     if len(targets) != 1:

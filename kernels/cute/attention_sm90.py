@@ -97,7 +97,11 @@ class AttentionSm90:
     ):
         self.storage = storage(self.config)
         self.kernel(q, k, v, qs, ks, sv, mu, qb, km, out, lq, lkv, heads, scale).launch(
-            grid=(grid_x, grid_y, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+            grid=(grid_x, grid_y, 1),
+            block=(THREADS, 1, 1),
+            cluster=(self.config.cluster, 1, 1),
+            min_blocks_per_mp=1,
+            stream=stream,
         )
 
     @cute.kernel
@@ -136,9 +140,13 @@ class AttentionSm90:
                 words[i] = Int32(0)
             cute.arch.fence_view_async_shared()
         if thread == 0:
-            initialise(bars, config.stages)
+            initialise(bars, config.stages, config.cluster)
         cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
+        if const_expr(config.cluster > 1):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
         if group_index == 0:
             cute.arch.setmaxregister_decrease(_PRODUCER_REGISTERS)
             if warp == 0:
@@ -149,11 +157,18 @@ class AttentionSm90:
                     {"q": q, "k": k, "v": v, "mu": mu, "qb": qb, "km": km},
                     head,
                     query_tile,
+                    cute.arch.grid_dim()[0]
+                    if const_expr(config.cluster == 1)
+                    else (lq + lo.QUERY_TILE - 1) // lo.QUERY_TILE,
                     tiles,
                 )
         else:
             cute.arch.setmaxregister_increase(_CONSUMER_REGISTERS)
             self.consume(shared, bars, qs, ks, sv, out, lq, lkv, heads, scale, group_index - 1)
+        if const_expr(config.cluster > 1):
+            # No CTA may leave while another still writes to its shared memory or signals its barriers.
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
 
     @cute.jit
     def consume(
@@ -178,8 +193,13 @@ class AttentionSm90:
         thread = thread % 128
         # This thread's rows within the head's padded rows: `row` and `row + 8`.
         row = query_tile * lo.QUERY_TILE + warpgroup_index * ROWS + (thread // 32) * 16 + (thread % 32) // 4
+        # A CTA that only fills up its cluster computes the last query tile once more.
+        alone = config.cluster == 1
+        query_tiles = cute.arch.grid_dim()[0] if const_expr(alone) else (lq + lo.QUERY_TILE - 1) // lo.QUERY_TILE
+        beyond = 0 if const_expr(alone) else cutlass.max(query_tile - (query_tiles - 1), 0)
+        known = row - beyond * lo.QUERY_TILE
         gQs = cute.make_tensor(
-            qs + (head * cute.arch.grid_dim()[0]).to(Int64) * lo.QUERY_TILE + row, cute.make_layout(2, stride=8)
+            qs + (head * query_tiles).to(Int64) * lo.QUERY_TILE + known, cute.make_layout(2, stride=8)
         )
         row_scale = [gQs[r] * scale for r in range(2)]
         gKs = cute.make_tensor(ks + (head * tiles).to(Int64) * 2, cute.make_layout((2, 1 << 24), stride=(1, 2)))
@@ -302,9 +322,13 @@ class AttentionSm90:
 
     @cute.jit
     def release(self, barrier: cute.Pointer):
-        """This warp no longer reads the stage of `barrier`."""
+        """This warp no longer reads the stage of `barrier`: told to every CTA that writes to it."""
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(barrier)
+            if const_expr(self.config.cluster > 1):
+                for rank in cutlass.range_constexpr(self.config.cluster):
+                    cute.arch.mbarrier_arrive(barrier, rank)
+            else:
+                cute.arch.mbarrier_arrive(barrier)
 
     def collect_row_sums(self, f):
         """Move the row sums of the last 8 blocks into the A fragment of the mean MMA, and start them again at zero.
@@ -374,8 +398,9 @@ def buildables():
             config.name,
             partial(_compile, config),
             storage(config).size_in_bytes(),
-            "query_tiles(lq), batch * heads, 1",
+            "query_tiles(lq) rounded up to whole clusters, batch * heads, 1",
             arguments,
+            config.cluster,
         )
         for config in configs()
     ]

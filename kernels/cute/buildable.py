@@ -12,7 +12,8 @@ class Buildable:
 
     name: key in the manifest and file name of the cubin. compile: takes the compiler's option string and compiles one
     kernel for the architecture of this process. shared: dynamic shared memory in bytes. grid: how the launcher forms
-    the grid, in words. arguments: names of the kernel parameters in order.
+    the grid, in words. arguments: names of the kernel parameters in order. cluster: blocks along x of one
+    cluster; the grid must be a multiple of it.
     """
 
     name: str
@@ -20,3 +21,4 @@ class Buildable:
     shared: int
     grid: str
     arguments: tuple[str, ...]
+    cluster: int = 1

@@ -23,8 +23,8 @@ class Mmas:
         smem = warpgroup.OperandSource.SMEM
         scores = warpgroup.MmaI8Op(Int8, Int8, Int32, (ROWS, KEYS, 32), smem, k_major, k_major)
         self.scores = self._tiled(scores, True)
-        # Exact sums come from registers: the ones rows of V^T are left out.
-        self.columns = DIM if config.exact_sums else lo.V_ROWS
+        # Exact sums come from registers: the ones rows of V^T are left out (with key means ptxas spills without them).
+        self.columns = DIM if config.exact_sums and not config.key_means else lo.V_ROWS
         values = (Float8E4M3FN, Float8E4M3FN, Float32, (ROWS, self.columns, 32), registers, k_major, k_major)
         self.values_first = self._tiled(warpgroup.MmaF8Op(*values), False)
         self.values = self._tiled(warpgroup.MmaF8Op(*values), True)
@@ -59,7 +59,7 @@ class Fragments:
         sQ = tiled(shared.q, _K_SW128, Int8, (ROWS, DIM, CONSUMERS))
         sK = tiled(shared.k, _K_SW128, Int8, (KEYS, DIM, stages))
         sV = tiled(shared.v, _K_SW128, Float8E4M3FN, (lo.V_ROWS, KEYS, stages))
-        if config.exact_sums:
+        if mmas.columns == DIM:
             sV = cute.local_tile(sV, (DIM, KEYS, stages), (0, 0, 0))
         tSrQ = self.scores_thread.make_fragment_A(self.scores_thread.partition_A(sQ))
         self.tSrQ = tSrQ[None, None, None, warpgroup_index]

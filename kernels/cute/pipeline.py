@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float8E4M3FN, Int8, Int32, Int64, const_expr
+from cutlass import BFloat16, Float8E4M3FN, Int8, Int16, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
 from . import layouts as lo
@@ -55,14 +55,14 @@ class Barriers:
 
 
 @cute.jit
-def initialise(bars: cutlass.Constexpr, stages: cutlass.Constexpr):
+def initialise(bars: cutlass.Constexpr, stages: cutlass.Constexpr, cluster: cutlass.Constexpr):
     """Set the arrival counts; called by one thread, before a CTA-wide barrier."""
     cute.arch.mbarrier_init(bars.q_full, 1)
     for i in cutlass.range_constexpr(stages):
         cute.arch.mbarrier_init(bars.k_full + i, 1)
         cute.arch.mbarrier_init(bars.v_full + i, 1)
-        cute.arch.mbarrier_init(bars.k_empty + i, 4 * CONSUMERS)
-        cute.arch.mbarrier_init(bars.v_empty + i, 4 * CONSUMERS)
+        cute.arch.mbarrier_init(bars.k_empty + i, 4 * CONSUMERS * cluster)
+        cute.arch.mbarrier_init(bars.v_empty + i, 4 * CONSUMERS * cluster)
 
 
 def bulk_copy(dtype, source, index, target, slot, count, barrier):
@@ -73,6 +73,20 @@ def bulk_copy(dtype, source, index, target, slot, count, barrier):
     cute.copy(atom, tile, cute.make_tensor(target + slot * count, layout), mbar_ptr=barrier)
 
 
+def tile_copy(cluster, dtype, source, index, target, slot, count, barrier):
+    """`bulk_copy` of a tile that every CTA of a cluster needs: each fetches its share and sends it to all."""
+    if cluster == 1:
+        bulk_copy(dtype, source, index, target, slot, count, barrier)
+        return
+    share = count // cluster
+    start = cute.arch.block_idx_in_cluster() * share
+    layout = cute.make_layout(share)
+    atom = cute.make_copy_atom(cpasync.CopyBulkG2SMulticastOp(), dtype)
+    tile = cute.make_tensor(source + (index.to(Int64) * count + start), layout)
+    place = cute.make_tensor(target + (slot * count + start), layout)
+    cute.copy(atom, tile, place, mbar_ptr=barrier, mcast_mask=Int16((1 << cluster) - 1))
+
+
 @cute.jit
 def produce(
     config: cutlass.Constexpr,
@@ -81,6 +95,7 @@ def produce(
     tensors: cutlass.Constexpr,
     head: Int32,
     query_tile: Int32,
+    query_tiles: Int32,
     tiles: Int32,
 ):
     """The producer warp: Q once, then K and V tiles as consumers free their stages.
@@ -90,7 +105,7 @@ def produce(
     """
     stages = config.stages
     groups = (tiles + lo.TILES_PER_GROUP - 1) // lo.TILES_PER_GROUP
-    query = head * cute.arch.grid_dim()[0] + query_tile
+    query = head * query_tiles + cutlass.min(query_tile, query_tiles - 1)
     sQ, sK, sV = shared.q.data_ptr(), shared.k.data_ptr(), shared.v.data_ptr()
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(bars.q_full, Q_BYTES * (3 if config.key_means else 1))
@@ -109,13 +124,20 @@ def produce(
                 extra = Int32(2 * KM_ELEMENTS)
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(bars.k_full + stage, K_BYTES + extra)
-            bulk_copy(Int8, tensors["k"], head * tiles + j, sK, stage, K_BYTES, bars.k_full + stage)
+            tile_copy(config.cluster, Int8, tensors["k"], head * tiles + j, sK, stage, K_BYTES, bars.k_full + stage)
         if const_expr(config.key_means):
             if first:
                 sKm = shared.km.data_ptr()
                 with cute.arch.elect_one():
-                    bulk_copy(
-                        BFloat16, tensors["km"], head * groups + group, sKm, group & 1, KM_ELEMENTS, bars.k_full + stage
+                    tile_copy(
+                        config.cluster,
+                        BFloat16,
+                        tensors["km"],
+                        head * groups + group,
+                        sKm,
+                        group & 1,
+                        KM_ELEMENTS,
+                        bars.k_full + stage,
                     )
         cute.arch.mbarrier_wait(bars.v_empty + stage, phase ^ 1)
         extra = Int32(0)
@@ -124,11 +146,20 @@ def produce(
                 extra = Int32(2 * MU_ELEMENTS)
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(bars.v_full + stage, V_BYTES + extra)
-            bulk_copy(Float8E4M3FN, tensors["v"], head * tiles + j, sV, stage, V_BYTES, bars.v_full + stage)
+            tile_copy(
+                config.cluster, Float8E4M3FN, tensors["v"], head * tiles + j, sV, stage, V_BYTES, bars.v_full + stage
+            )
         if const_expr(config.demean):
             if first:
                 sMu = shared.mu.data_ptr()
                 with cute.arch.elect_one():
-                    bulk_copy(
-                        BFloat16, tensors["mu"], head * groups + group, sMu, group & 1, MU_ELEMENTS, bars.v_full + stage
+                    tile_copy(
+                        config.cluster,
+                        BFloat16,
+                        tensors["mu"],
+                        head * groups + group,
+                        sMu,
+                        group & 1,
+                        MU_ELEMENTS,
+                        bars.v_full + stage,
                     )

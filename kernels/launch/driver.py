@@ -10,6 +10,7 @@ from ..reasons import Reason
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _MAX_DYNAMIC_SHARED = 8
+_CLUSTER_DIMENSION = 4
 _NEEDED = (
     "cuLibraryLoadData",
     "cuLibraryUnload",
@@ -17,12 +18,30 @@ _NEEDED = (
     "cuKernelGetFunction",
     "cuFuncSetAttribute",
     "cuLaunchKernel",
+    "cuLaunchKernelEx",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDevicePrimaryCtxRetain",
     "cuGetErrorName",
 )
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: an id and a value of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig: grid, block and shared memory, stream, attributes and their number."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint * 7),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
 
 
 class Driver:
@@ -102,9 +121,16 @@ class Driver:
         shared: int,
         stream: int,
         arguments: ctypes.Array[ctypes.c_void_p],
+        cluster: int = 1,
     ) -> Reason | None:
-        """Queue one launch on `stream` (a CUstream as an integer)."""
-        result = self._launch(function, *grid, *block, shared, stream, arguments, None)
+        """Queue one launch on `stream` (a CUstream as an integer), in clusters of `cluster` blocks along x."""
+        if cluster > 1:
+            attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(cluster, 1, 1))
+            sizes = (ctypes.c_uint * 7)(*grid, *block, shared)
+            config = _LaunchConfig(sizes, stream, ctypes.addressof(attribute), 1)
+            result = self._library.cuLaunchKernelEx(ctypes.byref(config), function, arguments, ctypes.c_void_p())
+        else:
+            result = self._launch(function, *grid, *block, shared, stream, arguments, None)
         return self._failed(result, "start a kernel") if result else None
 
 

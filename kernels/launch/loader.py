@@ -51,7 +51,15 @@ class Kernel:
             stream = torch.cuda.current_stream(self._device).cuda_stream
         with self._lock:
             packer.pack_into(self._slots, 0, *values)
-            return self._cuda.launch(self._function, grid, self.entry.block, self.entry.shared, stream, self._pointers)
+            return self._cuda.launch(
+                self._function,
+                grid,
+                self.entry.block,
+                self.entry.shared,
+                stream,
+                self._pointers,
+                self.entry.cluster,
+            )
 
     def _packer(self, floats: tuple[bool, ...]) -> struct.Struct:
         """Packs one argument into each slot; `floats` says which of the 4-byte ones are fp32."""

