@@ -75,7 +75,7 @@ class FakeLibrary:
         x = ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_uint64)).contents.value
         n = ctypes.cast(arguments[1], ctypes.POINTER(ctypes.c_uint32)).contents.value
         s = ctypes.cast(arguments[2], ctypes.POINTER(ctypes.c_float)).contents.value
-        self.launched.append(((gx.value, gy.value, gz.value), bx.value, shared.value, stream.value, x, n, s))
+        self.launched.append(((gx, gy, gz), bx, shared, stream, x, n, s))
         return 0
 
 
