@@ -9,6 +9,7 @@ from dataclasses import dataclass
 _FORMAT_SIZED = 0x04
 _REQUIRED_THREADS = 0x10
 _PARAMETER = 0x17
+_REGISTER_COUNT = 0x2F
 
 
 @dataclass(frozen=True)
@@ -51,5 +52,19 @@ def read_cubin(data: bytes) -> CubinFacts:
         elif attribute == _REQUIRED_THREADS:
             block = struct.unpack_from("<III", data, position)
         position += length
-    registers = named[f".text.{symbol}"][7] >> 24
-    return CubinFacts(symbol, tuple(params[i] for i in sorted(params)), block, registers)
+    return CubinFacts(symbol, tuple(params[i] for i in sorted(params)), block, _registers(data, named, symbol))
+
+
+def _registers(data: bytes, named: dict, symbol: str) -> int:
+    """Newer cubins state the count in .nv.info, one entry a function; older ones in the code section's header."""
+    section = named[".nv.info"]
+    position, end, largest = section[4], section[4] + section[5], 0
+    while position < end:
+        form, attribute, length = struct.unpack_from("<BBH", data, position)
+        position += 4
+        if form != _FORMAT_SIZED:
+            continue
+        if attribute == _REGISTER_COUNT:
+            largest = max(largest, struct.unpack_from("<II", data, position)[1])
+        position += length
+    return largest or named[f".text.{symbol}"][7] >> 24

@@ -15,7 +15,7 @@ from ..reasons import Reason
 from .driver import Driver, driver
 from .manifest import KernelEntry, Manifest, read_cubin, read_manifest
 
-_BY_SIZE = {8: "q", 4: "i4x"}
+_BY_SIZE = {8: "Q", 4: "I4x"}
 Argument = Tensor | int | float | None
 
 

@@ -89,6 +89,7 @@ def test_no_local_memory_and_no_slow_path(cubins, nvdisasm):
 def test_registers_leave_room_for_two_ctas(cubins):
     for name, entry in entries(cubins).items():
         threads = entry.block[0]
+        assert entry.registers > 0
         assert entry.registers * threads * (2 if threads == 256 else 1) <= 65536, name
         # 99 KB is what a CTA may have on cards of compute capability 8.9 and 12.0.
         assert entry.shared <= 99 * 1024, name
