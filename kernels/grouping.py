@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .launch import call
@@ -35,7 +36,7 @@ def group(v: Tensor, groups: int = 0, previous: Labels | None = None) -> Labels:
     Deterministic. Raises ValueError when `groups` is out of range.
     """
     start = None if previous is None else previous.centroids
-    if v.is_cuda:
+    if v.is_cuda and torch.version.hip is None:
         found = call.group(v, groups, start)
         if not isinstance(found, Reason):
             return Labels(*found)

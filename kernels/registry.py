@@ -36,7 +36,7 @@ def backends() -> list[BackendStatus]:
 
 
 def _cubin_status() -> BackendStatus:
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.version.hip is not None:
         return BackendStatus("cubin", False, "The prebuilt kernels need an NVIDIA card, and torch sees none here.")
     device = torch.device("cuda", torch.cuda.current_device())
     kernels = call.kernels_for(device)
@@ -65,7 +65,7 @@ def supports(
     if backend == "spec":
         return Ok("spec")
     device = torch.device(device)
-    if device.type == "cuda" and backend in ("auto", "cubin"):
+    if device.type == "cuda" and torch.version.hip is None and backend in ("auto", "cubin"):
         refusal = call.refusal(device, plan, head_dim, dtype)
         if refusal is None:
             return Ok("cubin")

@@ -36,6 +36,7 @@ def _fake(monkeypatch, cards: list[tuple[str, tuple[int, int] | None]], hip: str
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=0: cards[index(device)][0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=0: cards[index(device)][1])
 
