@@ -119,10 +119,13 @@ def test_models_that_fail_leave_no_stamp(demo, monkeypatch):
     def child(arguments, variables, title):
         raise ToolError("no")
 
+    stamp = demo.base / "models" / "vc-attention-demo.txt"
+    stamp.parent.mkdir(parents=True)
+    stamp.write_text("an earlier version, of which some files may now be replaced")
     monkeypatch.setattr(command, "_child", child)
     with pytest.raises(ToolError):
         demo._write_models({})
-    assert not (demo.base / "models" / "vc-attention-demo.txt").exists()
+    assert not stamp.exists()
 
 
 def test_a_server_without_the_pack_is_told_with_the_log(demo, tmp_path):
