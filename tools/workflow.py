@@ -9,13 +9,16 @@ muted nodes do not exist for the server; a bypassed node hands its input on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .messages import ToolError
 
 #: Inputs of these types are widgets, with a value in `widgets_values`, unless `forceInput` makes them sockets.
-WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
+DYNAMIC = "COMFY_DYNAMICCOMBO_V3"
+WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", DYNAMIC)
+#: Inputs that the editor multiplies as they are connected.
+UNKNOWN_TYPES = ("COMFY_AUTOGROW_V3", "COMFY_DYNAMICSLOT_V3")
 #: Nodes that exist in the editor only.
 NOTES = ("Note", "MarkdownNote")
 REROUTE = "Reroute"
@@ -87,14 +90,15 @@ def widget_inputs(definition: Mapping[str, Any]) -> Iterator[tuple[str, str, Map
         for name, spec in (definition.get("input", {}).get(section) or {}).items():
             kind = spec[0] if isinstance(spec, list | tuple) else spec
             options = spec[1] if isinstance(spec, list | tuple) and len(spec) > 1 and spec[1] else {}
-            kind = "COMBO" if isinstance(kind, list) else str(kind)
-            if kind.startswith("COMFY_DYNAMIC") or kind.startswith("COMFY_AUTOGROW"):
+            if isinstance(kind, list):
+                kind, options = "COMBO", {"options": kind, **options}
+            if kind in UNKNOWN_TYPES:
                 raise WorkflowError(
-                    f"{definition.get('name', 'A node')} has the input {name!r} of the type {kind}, whose widgets "
-                    "change with its value; such workflows have to be exported from the editor (File, Export (API))."
+                    f"{definition.get('name', 'A node')} has the input {name!r} of the type {kind}, which adds inputs "
+                    "in the editor; such workflows have to be exported from the editor (File, Export (API))."
                 )
             if kind in WIDGET_TYPES and not options.get("forceInput"):
-                yield name, kind, options
+                yield name, str(kind), options
 
 
 class _Value:
@@ -163,38 +167,59 @@ def _widget_values(node: Mapping[str, Any], definition: Mapping[str, Any]) -> di
     saved = node.get("widgets_values")
     if isinstance(saved, Mapping):  # some packs save by name
         return {name: saved[name] for name, _, _ in widgets if name in saved}
-    values = list(saved or ())
+    values = _Values(saved or ())
     inputs: dict[str, Any] = {}
-    at = 0
-    for name, kind, options in widgets:
-        if at < len(values):
-            inputs[name] = values[at]
-            at += 1
-        elif "default" in options:  # a widget that was added after the workflow was saved
-            inputs[name] = options["default"]
-        elif kind == "COMBO" and _choices(definition, name):
-            inputs[name] = _choices(definition, name)[0]
-        seed = kind == "INT" and (options.get("control_after_generate") or name in SEEDS)
-        combo = kind == "COMBO" and options.get("control_after_generate")
-        if (seed or combo) and at < len(values) and values[at] in AFTER_GENERATE:
-            at += 1
-        if any(options.get(upload) for upload in UPLOADS) and at < len(values) and values[at] in ("image", "video", ""):
-            at += 1
-    if at < len(values):
+    _read(definition, "", values, inputs)
+    if values.left():
         raise WorkflowError(
-            f"{label(node)} has {len(values)} widget values, and this version of the node takes {at}: "
-            f"{', '.join(name for name, _, _ in widgets) or 'none'}. The workflow was made with another version of "
-            "the node; open it in ComfyUI, check that node's values and save it again."
+            f"{label(node)} has {len(values.all)} widget values, and this version of the node takes {values.at}: "
+            f"{', '.join(inputs) or 'none'}. The workflow was made with another version of the node; open it in "
+            "ComfyUI, check that node's values and save it again."
         )
     return inputs
 
 
-def _choices(definition: Mapping[str, Any], name: str) -> list[Any]:
-    for section in ("required", "optional"):
-        spec = (definition.get("input", {}).get(section) or {}).get(name)
-        if spec:
-            return list(spec[0]) if isinstance(spec[0], list) else list((spec[1] or {}).get("options") or ())
-    return []
+class _Values:
+    """The saved widget values of one node, read from left to right."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.all = list(values)
+        self.at = 0
+
+    def left(self) -> int:
+        return len(self.all) - self.at
+
+    def take(self) -> Any:
+        self.at += 1
+        return self.all[self.at - 1]
+
+    def skip(self, one_of: Sequence[Any]) -> None:
+        if self.left() and self.all[self.at] in one_of:
+            self.at += 1
+
+
+def _read(definition: Mapping[str, Any], prefix: str, values: _Values, inputs: dict[str, Any]) -> None:
+    """Fill `inputs` with the values of a definition's widgets. Those that a choice brings along are named behind it:
+    `format`, then `format.codec`."""
+    for name, kind, options in widget_inputs(definition):
+        name = prefix + name
+        choices = list(options.get("options") or ())
+        if values.left():
+            inputs[name] = values.take()
+        elif "default" in options:  # a widget that was added after the workflow was saved
+            inputs[name] = options["default"]
+        elif choices:
+            inputs[name] = choices[0]["key"] if kind == DYNAMIC else choices[0]
+        if options.get("control_after_generate") or (kind == "INT" and name in SEEDS):
+            values.skip(AFTER_GENERATE)
+        if any(options.get(upload) for upload in UPLOADS):
+            values.skip(("image", "video", "audio", ""))
+        if kind == DYNAMIC:
+            chosen = next((choice for choice in choices if choice["key"] == inputs.get(name)), None)
+            if chosen is None:
+                known = ", ".join(str(choice["key"]) for choice in choices)
+                raise WorkflowError(f"{name} is {inputs.get(name)!r}; this ComfyUI knows {known}.")
+            _read({"name": name, "input": chosen.get("inputs")}, f"{name}.", values, inputs)
 
 
 def _require(node: Mapping[str, Any], definition: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import sys
+import urllib.error
 from pathlib import Path
 
 import pytest
@@ -76,9 +77,20 @@ def test_a_full_disk_is_a_sentence(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device", "clip")
 
 
-def test_a_server_that_goes_away_is_not_called_a_disk_problem(tmp_path):
-    with pytest.raises(ToolError, match="The connection to ComfyUI broke"), command._disk(tmp_path):
-        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+@pytest.mark.parametrize(("running", "words"), [(False, "ComfyUI stopped"), (True, "ComfyUI does not answer")])
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), urllib.error.URLError("refused")],
+)
+def test_a_server_that_goes_away_is_told_with_its_log(tmp_path, running, words, error):
+    class Server:
+        def log_tail(self):
+            return "Killed"
+
+    Server.running = running
+    message = rf"{words} \(.*\nKilled"
+    with pytest.raises(ToolError, match=message), command._disk(tmp_path), command._connection(Server()):
+        raise error
 
 
 def test_models_are_written_once_and_again_when_one_is_missing(demo, monkeypatch):
@@ -107,10 +119,13 @@ def test_models_that_fail_leave_no_stamp(demo, monkeypatch):
     def child(arguments, variables, title):
         raise ToolError("no")
 
+    stamp = demo.base / "models" / "vc-attention-demo.txt"
+    stamp.parent.mkdir(parents=True)
+    stamp.write_text("an earlier version, of which some files may now be replaced")
     monkeypatch.setattr(command, "_child", child)
     with pytest.raises(ToolError):
         demo._write_models({})
-    assert not (demo.base / "models" / "vc-attention-demo.txt").exists()
+    assert not stamp.exists()
 
 
 def test_a_server_without_the_pack_is_told_with_the_log(demo, tmp_path):

@@ -206,8 +206,42 @@ def test_a_prompt_in_api_format_is_recognised(prompt):
         to_prompt(prompt, INFO)
 
 
-def test_inputs_that_change_their_widgets_are_refused():
+#: How ComfyUI 0.33 describes SaveVideo's format: a choice brings its own widgets along.
+CODEC = ["COMFY_DYNAMICCOMBO_V3", {"options": [
+    {"key": "auto", "inputs": {"required": {}}},
+    {"key": "h264", "inputs": {"required": {"crf": ["INT", {"default": 23}]}}},
+]}]  # fmt: skip
+FORMAT = ["COMFY_DYNAMICCOMBO_V3", {"options": [{"key": "auto", "inputs": {"required": {"codec": CODEC}}}]}]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["auto", "auto"], {"format": "auto", "format.codec": "auto"}),
+        (["auto", "h264", 18], {"format": "auto", "format.codec": "h264", "format.codec.crf": 18}),
+        (["auto", "h264"], {"format": "auto", "format.codec": "h264", "format.codec.crf": 23}),
+        ([], {"format": "auto", "format.codec": "auto"}),
+    ],
+)
+def test_a_choice_brings_its_widgets_along(values, expected):
     info = copy.deepcopy(INFO)
-    info["UNETLoader"]["input"]["required"]["unet_name"] = ["COMFY_DYNAMICCOMBO_V3", {"options": []}]
-    with pytest.raises(WorkflowError, match=r"COMFY_DYNAMICCOMBO_V3.*Export \(API\)"):
+    info["UNETLoader"]["input"] = {"required": {"format": FORMAT}}
+    workflow = small()
+    workflow["nodes"][0]["widgets_values"] = values
+    assert to_prompt(workflow, info)["1"]["inputs"] == expected
+
+
+def test_a_choice_that_this_comfyui_does_not_know():
+    info = copy.deepcopy(INFO)
+    info["UNETLoader"]["input"] = {"required": {"format": FORMAT}}
+    workflow = small()
+    workflow["nodes"][0]["widgets_values"] = ["gif"]
+    with pytest.raises(WorkflowError, match="format is 'gif'; this ComfyUI knows auto"):
+        to_prompt(workflow, info)
+
+
+def test_inputs_that_multiply_are_refused():
+    info = copy.deepcopy(INFO)
+    info["UNETLoader"]["input"]["required"]["unet_name"] = ["COMFY_AUTOGROW_V3", {}]
+    with pytest.raises(WorkflowError, match=r"COMFY_AUTOGROW_V3.*Export \(API\)"):
         to_prompt(small(), info)

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import time
+import urllib.error
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -107,7 +108,7 @@ class Demo:
                 variables=variables,
                 device=device,
             )
-            with server:
+            with server, _connection(server):
                 self._clips(server, workflow, folder, device)
             self._report(folder, variables)
 
@@ -232,14 +233,24 @@ def _child(command: list[str], variables: dict[str, str], title: str) -> None:
 
 
 @contextlib.contextmanager
+def _connection(server: Server) -> Iterator[None]:
+    """A server that dies between two looks, as a sentence with the end of its log."""
+    try:
+        yield
+    except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+        what = "does not answer" if server.running else "stopped"
+        raise ToolError(f"ComfyUI {what} ({error}). The end of its log:\n{server.log_tail()}") from error
+
+
+@contextlib.contextmanager
 def _disk(base: Path) -> Iterator[None]:
     """A full or read-only disk as a sentence."""
     try:
         base.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        if isinstance(error, ConnectionError | TimeoutError) or error.errno is None:
-            raise ToolError(f"The connection to ComfyUI broke: {error}.") from error
+        if error.errno is None:
+            raise
         where = f" ({error.filename})" if error.filename else ""
         raise ToolError(
             f"The demo could not write its files{where}: {os.strerror(error.errno)}. Free some space or check the "
