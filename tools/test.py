@@ -46,7 +46,8 @@ def pytest(found: comfyui.ComfyUI, python: Path, workers: int, arguments: list[s
     paths = [] if any((ROOT / part.partition("::")[0]).exists() for part in arguments) else ["tests"]
     # pytest looks for its settings near every path it is given, and ComfyUI has settings of its own
     command = [str(python), "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
-    command += ["-n", str(workers), f"--comfyui={found.directory}"]
+    # Tests of one group share what takes long to make (compiled kernels), so they stay in one process.
+    command += ["-n", str(workers), "--dist=loadgroup", f"--comfyui={found.directory}"]
     command += [*arguments, *paths]
     variables = comfyui.python_environment(python, found.directory)
     cores = max(1, (os.cpu_count() or 1) // max(workers, 1))

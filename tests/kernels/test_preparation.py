@@ -18,6 +18,9 @@ from vc_attention.kernels.launch import prepare as prep
 from vc_attention.kernels.launch.manifest import Manifest, read_manifest
 from vc_attention.kernels.reasons import Reason
 
+#: One process compiles the kernels that these tests look at.
+pytestmark = pytest.mark.xdist_group("cubins")
+
 ROOT = Path(__file__).resolve().parents[2]
 PASSES = re.compile(r"^(q|k|v|k_sum|k_mean|v_stats|sort_\w+|group_\w+)(_bf16|_fp16)?(_gather|_means|_ranked)*$")
 PLANS = [Plan(), Plan(key_means=True), Plan().without_smoothing(), Plan(demean=False, key_means=True)]

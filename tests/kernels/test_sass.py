@@ -16,6 +16,9 @@ from vc_attention.kernels.launch.manifest import Manifest, read_manifest
 from vc_attention.kernels.plan import FAITHFUL, FAST, FOUR_BIT
 from vc_attention.kernels.spec.expcast import BETA, TOP_LOG2
 
+#: One process compiles the kernels that these tests look at.
+pytestmark = pytest.mark.xdist_group("cubins")
+
 ROOT = Path(__file__).resolve().parents[2]
 #: A consumer may use 240 registers; two more are the zero register and the one that the ABI keeps.
 REGISTER_CAP = 238
