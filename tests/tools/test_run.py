@@ -127,6 +127,7 @@ def test_the_suite_is_ruff_mypy_and_pytest_with_thread_limits(calls: list[Simple
     assert ruff.command == ["py", "-m", "ruff", "check", "."]
     assert mypy.command == ["py", "-m", "mypy", "kernels", "nodes"]
     expected = ["py", "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-n", "2"]
+    expected += ["--dist=loadgroup"]
     assert pytest_run.command == [*expected, f"--comfyui={Path('/comfy')}", "-k", "replay", "tests"]
     assert {pytest_run.env[name] for name in test.THREAD_LIMITS} == {str(max(1, (os.cpu_count() or 1) // 2))}
 
