@@ -69,8 +69,11 @@ def supports(
         refusal = call.refusal(device, plan, head_dim, dtype)
         if refusal is None:
             return Ok("cubin")
-        if refusal.code not in ("no_kernels", "no_kernel"):
+        if refusal.code == "head_dim":
             return refusal
+        if refusal.code not in ("no_kernels", "no_kernel"):
+            # Damaged or foreign files, an old driver, another plan: to the caller there is no kernel, and this is why.
+            return Reason("no_kernel", refusal.text)
     card = describe_device(device)
     if backend == "auto":
         return Reason("no_kernel", card.text)
