@@ -33,6 +33,8 @@ class Plan:
         does not move its block's mean.
     score_groups: granularity of the INT8 / FP8 score scales. "per_thread" is SageAttention2's (4 query rows of a warp
         and 16 keys of a 64-key block); "per_warp" is 16 query rows and 128 keys, which a fast kernel can afford.
+    adaptive_scales: a group of Q, K or V in NVFP4 may put its largest element on 4 instead of 6 (`formats.nvfp4`). Work
+        for the preparation only; the attention kernel multiplies by whatever scale it finds. P keeps 6.
     """
 
     scores: str = "int8"
@@ -42,6 +44,7 @@ class Plan:
     key_means: bool = False
     clip_means: bool = False
     score_groups: str = "per_warp"
+    adaptive_scales: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -83,7 +86,7 @@ class Plan:
 
 FAST = Plan()
 FAITHFUL = Plan(probability="exp2")
-FOUR_BIT = Plan(scores="nvfp4", values="nvfp4", probability="exp2")
+FOUR_BIT = Plan(scores="nvfp4", values="nvfp4", probability="exp2", adaptive_scales=True)
 EXACT = Plan(scores="exact", values="exact", probability="exp2", demean=False)
 
 #: Names of the presets as `run.py replay --plan` and the node use them.

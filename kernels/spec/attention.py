@@ -49,7 +49,7 @@ def _one_head(q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None
         order = permutation(labels)[..., None].expand_as(k)
         k, v = k.gather(-2, order), v.gather(-2, order)
     log2_scale = scale * math.log2(math.e)
-    values = quantise_values(v, plan.values, plan.demean, plan.clip_means, BLOCK)
+    values = quantise_values(v, plan.values, plan.demean, plan.clip_means, BLOCK, plan.adaptive_scales)
     query, key, key_mean = _score_operands(q, k, plan)
     outs = []
     for rows in torch.arange(q.shape[-2], device=q.device).split(_ROWS_AT_ONCE):
@@ -89,7 +89,7 @@ def _score_operands(q: Tensor, k: Tensor, plan: Plan) -> tuple[Tensor, Tensor, T
         k = subtract_block_means(k, means, BLOCK)
     q, k = hadamard(q), hadamard(k)
     return (
-        quantise_scores_operand(q, plan.scores, plan.score_groups, query=True),
-        quantise_scores_operand(k, plan.scores, plan.score_groups, query=False),
+        quantise_scores_operand(q, plan.scores, plan.score_groups, True, plan.adaptive_scales),
+        quantise_scores_operand(k, plan.scores, plan.score_groups, False, plan.adaptive_scales),
         means,
     )

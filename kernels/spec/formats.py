@@ -58,11 +58,13 @@ def nvfp4_second_level(x: Tensor) -> Tensor:
     return amax_scale(x.abs().amax(dim=(-2, -1), keepdim=True), E4M3_MAX * E2M1_MAX)
 
 
-def nvfp4(x: Tensor, second_level: Tensor | float) -> tuple[Tensor, Tensor]:
+def nvfp4(x: Tensor, second_level: Tensor | float, adaptive: bool = False) -> tuple[Tensor, Tensor]:
     """Quantise `x` (fp32, [..., n]) to NVFP4 in groups of 16 along the last dimension.
 
     The group scale is E4M3(amax / 6 / second_level), and elements are divided by that **rounded** scale. A last group
     shorter than 16 is a group of its own. `second_level` broadcasts to [..., n].
+    adaptive: a group may put its amax on 4 instead of 6, whichever has the smaller squared error: between 4 and 6 E2M1
+    has nothing, so values near 5/6 of the amax fare badly on 6 ("Four Over Six", arXiv 2512.02010).
     Returns codes [..., n] on the E2M1 grid and scales [..., n], both fp32, with codes * scales the value.
     """
     n = x.shape[-1]
@@ -71,6 +73,16 @@ def nvfp4(x: Tensor, second_level: Tensor | float) -> tuple[Tensor, Tensor]:
     amax = groups.abs().amax(-1, keepdim=True)
     if isinstance(second_level, Tensor):
         second_level = second_level.unsqueeze(-1)
-    scale = e4m3(amax / E2M1_MAX / second_level) * second_level
-    codes = e2m1(torch.where(scale > 0, groups / torch.where(scale > 0, scale, 1.0), 0.0))
+    codes, scale = _nvfp4_groups(groups, amax / E2M1_MAX, second_level)
+    if adaptive:
+        codes_4, scale_4 = _nvfp4_groups(groups, amax / 4, second_level)
+        error = (codes * scale - groups).square().sum(-1, keepdim=True)
+        error_4 = (codes_4 * scale_4 - groups).square().sum(-1, keepdim=True)
+        codes, scale = torch.where(error_4 < error, codes_4, codes), torch.where(error_4 < error, scale_4, scale)
     return codes.flatten(-2)[..., :n], scale.expand_as(groups).flatten(-2)[..., :n]
+
+
+def _nvfp4_groups(groups: Tensor, scale: Tensor, second_level: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Codes of groups [..., 16] and their scales [..., 1] as E4M3 of `second_level` stores them."""
+    scale = e4m3(scale / second_level) * second_level
+    return e2m1(torch.where(scale > 0, groups / torch.where(scale > 0, scale, 1.0), 0.0)), scale

@@ -49,15 +49,17 @@ def _group_scale(x: Tensor, groups: tuple[int, tuple[int, ...], tuple[int, ...]]
     return amax_scale(amax.flatten(offset - 1)[..., :length, None], largest)
 
 
-def quantise_scores_operand(x: Tensor, kind: str, score_groups: str, query: bool) -> Tensor:
+def quantise_scores_operand(
+    x: Tensor, kind: str, score_groups: str, query: bool, adaptive_scales: bool = False
+) -> Tensor:
     """Quantise Q (`query`) or K and return the fp32 values that the tensor core multiplies, scales applied.
 
-    x: [B, H, L, D] fp32, already smoothed and rotated. kind: Plan.scores. Same shape out.
+    x: [B, H, L, D] fp32, already smoothed and rotated. kind, adaptive_scales: of the Plan. Same shape out.
     """
     if kind == "exact":
         return x
     if kind == "nvfp4":
-        codes, scale = nvfp4(x, nvfp4_second_level(x))
+        codes, scale = nvfp4(x, nvfp4_second_level(x), adaptive_scales)
         return codes * scale
     largest = INT8_MAX if kind == "int8" else E4M3_MAX
     scale = _group_scale(x, (_QUERY_GROUPS if query else _KEY_GROUPS)[score_groups], largest)

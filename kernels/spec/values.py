@@ -28,7 +28,9 @@ class SmoothedValues:
     output_scale: Tensor
 
 
-def quantise_values(v: Tensor, kind: str, demean: bool, clip_means: bool, block: int) -> SmoothedValues:
+def quantise_values(
+    v: Tensor, kind: str, demean: bool, clip_means: bool, block: int, adaptive_scales: bool = False
+) -> SmoothedValues:
     """V-Smooth (paper, section "V-Smooth"): R_j = V'_j - mu_j, quantised; mu_j kept as one 16-bit vector.
 
     v: [B, H, L, D] fp32, already permuted. 8 bit: E4M3 with one fp32 scale for each batch, head and channel, means
@@ -50,7 +52,7 @@ def quantise_values(v: Tensor, kind: str, demean: bool, clip_means: bool, block:
         means = stored_means(means)
         residual = subtract_block_means(v, means, block)
     if kind == "nvfp4":
-        return SmoothedValues(_nvfp4_along_tokens(residual, block), means, ones)
+        return SmoothedValues(_nvfp4_along_tokens(residual, adaptive_scales), means, ones)
     if kind == "int8":
         padded = torch.nn.functional.pad(residual, (0, 0, 0, -length % block)).unflatten(-2, (-1, block))
         scale = amax_scale(padded.abs().amax(-2, keepdim=True), INT8_MAX)
@@ -58,8 +60,8 @@ def quantise_values(v: Tensor, kind: str, demean: bool, clip_means: bool, block:
     return SmoothedValues(residual, means, ones)
 
 
-def _nvfp4_along_tokens(residual: Tensor, block: int) -> Tensor:
-    codes, scale = nvfp4(residual.transpose(-2, -1), nvfp4_second_level(residual))
+def _nvfp4_along_tokens(residual: Tensor, adaptive: bool) -> Tensor:
+    codes, scale = nvfp4(residual.transpose(-2, -1), nvfp4_second_level(residual), adaptive)
     return (codes * scale).transpose(-2, -1)
 
 

@@ -109,3 +109,24 @@ def test_zero_stays_zero_in_every_format():
     unit = formats.amax_scale(zero, 127.0)
     for result in (formats.e4m3(zero), formats.e2m1(zero), codes * scale, formats.int8(zero, unit)):
         assert torch.equal(result, zero)
+
+
+def test_adaptive_scale_takes_the_better_of_4_and_6():
+    # 5 lies midway between E2M1's 4 and 6: with amax 6 on 6 it errs by 1; on 4 (scale 1.5) it is 3.33 -> 3, an error
+    # of .5, and 6 is exact either way.
+    x = torch.tensor([[6.0, 5.0, 5.0, 5.0] + [0.0] * 12])
+    codes, scale = formats.nvfp4(x, 1.0, adaptive=True)
+    assert scale.unique().tolist() == [1.5] and codes[0, :4].tolist() == [4.0, 3.0, 3.0, 3.0]
+    # Multiples of the grid are exact on 6 and stay there.
+    exact = torch.tensor([[6.0, 4.0, 3.0, 1.5] + [0.5] * 12])
+    assert torch.equal(formats.nvfp4(exact, 1.0, adaptive=True)[1], torch.ones_like(exact))
+
+
+def test_adaptive_scale_never_errs_more_in_any_group():
+    x = torch.randn(64, 160, generator=torch.Generator().manual_seed(9))
+
+    def error(adaptive):
+        codes, scale = formats.nvfp4(x, 0.01, adaptive)
+        return (codes * scale - x).square().unflatten(-1, (-1, 16)).sum(-1)
+
+    assert (error(True) <= error(False)).all() and (error(True) < error(False)).any()
