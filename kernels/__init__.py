@@ -1,6 +1,7 @@
 """Low-bit attention as a library: plans, backends and their reasons. There is no ComfyUI in here."""
 
 from .grouping import Labels, auto_groups, group
+from .launch.verdicts import set_folder
 from .ops import attention
 from .plan import BLOCK, EXACT, FAITHFUL, FAST, FOUR_BIT, PRESETS, Plan
 from .reasons import Ok, Reason, UnsupportedError
@@ -24,5 +25,6 @@ __all__ = [
     "backends",
     "describe_device",
     "group",
+    "set_folder",
     "supports",
 ]

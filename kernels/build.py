@@ -15,6 +15,7 @@ import re
 import sys
 import tempfile
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,11 @@ def package_version() -> str:
     return found[1]
 
 
-def build(folder: Path, only: str = "") -> dict[str, Any]:
-    """Compile the kernels whose name contains `only` into `folder`, write manifest.json there and return it."""
+def build(folder: Path, only: str = "", report: Callable[[int, int, str], object] | None = None) -> dict[str, Any]:
+    """Compile the kernels whose name contains `only` into `folder`, write manifest.json there and return it.
+
+    report: called before each kernel with how many are done, how many there are, and its name.
+    """
     package_without_torch()
     from cutlass import __version__ as compiler_version
     from vc_attention.kernels.cute.catalogue import buildables
@@ -57,9 +61,10 @@ def build(folder: Path, only: str = "") -> dict[str, Any]:
 
     folder.mkdir(parents=True, exist_ok=True)
     kernels, targets = [], set()
-    for kernel in buildables():
-        if only not in kernel.name:
-            continue
+    chosen = [kernel for kernel in buildables() if only in kernel.name]
+    for done, kernel in enumerate(chosen):
+        if report is not None:
+            report(done, len(chosen), kernel.name)
         with tempfile.TemporaryDirectory() as dump:
             kernel.compile(f"--keep-cubin --keep-ptx --dump-dir {dump}")
             (cubin,) = Path(dump).glob("*.cubin")
@@ -104,12 +109,22 @@ def build(folder: Path, only: str = "") -> dict[str, Any]:
     return manifest
 
 
+def show(done: int, count: int, name: str) -> None:
+    """One line of progress: `kernels.launch.compile` reads it."""
+    sys.stdout.write(f"compiling {done} {count} {name}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cross-compile the kernels of the architecture in CUTE_DSL_ARCH.")
     parser.add_argument("folder", type=Path, help="where cubins and manifest.json go")
     parser.add_argument("--only", default="", help="compile only kernels whose name contains this text")
+    parser.add_argument("--progress", action="store_true", help="write a line before each kernel")
+    parser.add_argument("--packages", default="", help="a folder to look for the compiler in, after the usual ones")
     arguments = parser.parse_args()
-    manifest = build(arguments.folder, arguments.only)
+    if arguments.packages and arguments.packages not in sys.path:
+        sys.path.append(arguments.packages)
+    manifest = build(arguments.folder, arguments.only, show if arguments.progress else None)
     sys.stdout.write(f"{len(manifest['kernels'])} kernels for {manifest['arch']} in {arguments.folder}\n")
 
 

@@ -21,8 +21,8 @@ def attention_op(
     verdict = supports(q.device, decoded, q.shape[-1], q.dtype, backend)
     if isinstance(verdict, Reason):
         raise UnsupportedError(verdict)
-    if verdict.backend == "cubin":
-        return call.attention(q, k, v, decoded, labels, scale)
+    if verdict.backend != "spec":
+        return call.attention(q, k, v, decoded, labels, scale, verdict.backend)
     return spec_attention(q, k, v, decoded, labels, scale)
 
 

@@ -50,9 +50,12 @@ class Queue:
     stream: int
 
     @classmethod
-    def current(cls, library: Library, device: torch.device) -> Queue:
-        """On torch's current stream of `device`."""
-        return cls(library, torch.cuda.current_stream(device).cuda_stream)
+    def current(cls, library: Library) -> Queue:
+        """On torch's current stream of the library's device, looked up once for all launches of a call."""
+        stream = library.stream()
+        if isinstance(stream, Reason):
+            raise Refused(stream)
+        return cls(library, stream)
 
     def __call__(self, name: str, grid: tuple[int, ...], *arguments: Tensor | int | float | None) -> None:
         kernel = self.library.kernel(name)
@@ -91,9 +94,15 @@ def _ceil(a: int, b: int) -> int:
 
 
 def prepare(
-    library: Library, q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None = None
+    library: Library,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan,
+    labels: Tensor | None = None,
+    queue: Queue | None = None,
 ) -> Images | Reason:
-    """The images of one call, queued on the current stream. labels: uint8 [B, H, Lkv] or None.
+    """The images of one call, queued on `queue` or the current stream. labels: uint8 [B, H, Lkv] or None.
 
     q: [B, H, Lq, 128], k, v: [B, H, Lkv, 128] on the device of `library`. Without means of V or K the order of the
     tokens does not matter to the product, so labels are then ignored.
@@ -102,8 +111,8 @@ def prepare(
     if reason is not None:
         return reason
     images = allocate(q.shape[0], q.shape[1], q.shape[2], k.shape[2], plan, q.device)
-    queue = Queue.current(library, q.device)
     try:
+        queue = Queue.current(library) if queue is None else queue
         order = None
         if labels is not None and (plan.demean or plan.key_means):
             order = _order(queue, labels)
@@ -151,7 +160,7 @@ def _v(queue: Queue, v: Tensor, order: Tensor | None, images: Images) -> None:
 def token_order(library: Library, labels: Tensor) -> Tensor | Reason:
     """The stable argsort of `labels` (uint8 [B, H, L]) as int32 [B, H, L], by counting."""
     try:
-        return _order(Queue.current(library, labels.device), labels)
+        return _order(Queue.current(library), labels)
     except Refused as refused:
         return refused.reason
 
@@ -183,7 +192,7 @@ def group(
     if not 1 <= groups <= MAX_GROUPS:
         raise ValueError(f"The number of value groups is {groups}; it must be 1 to {MAX_GROUPS}, or 0.")
     try:
-        return _group(Queue.current(library, v.device), rows_of(v), groups, previous, refresh)
+        return _group(Queue.current(library), rows_of(v), groups, previous, refresh)
     except Refused as refused:
         return refused.reason
 
