@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from vc_attention.kernels.cute.elf import read_cubin
-from vc_attention.kernels.launch import attend, chain, loader, verdicts
+from vc_attention.kernels.launch import attend, chain, loader, selftest, verdicts
 from vc_attention.kernels.launch.abi import ABI
 from vc_attention.kernels.launch.driver import Driver
 
@@ -108,7 +108,18 @@ class StubDriver:
         return 0
 
     def on_cuLaunchKernel(  # noqa: N802
-        self, function: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int, args: int, _
+        self,
+        function: int,
+        gx: int,
+        gy: int,
+        gz: int,
+        bx: int,
+        by: int,
+        bz: int,
+        shared: int,
+        stream: int,
+        args: int,
+        _,
     ) -> int:
         return self._record(function, (gx, gy, gz), (bx, by, bz), shared, stream, 1, args)
 
@@ -192,8 +203,13 @@ class Stream(NamedTuple):
 def machine(
     monkeypatch: pytest.MonkeyPatch, prebuilt: Path, stub: StubDriver | None = None, name: str = "NVIDIA H200"
 ) -> StubDriver:
-    """torch and the driver as on a machine with one Hopper card; kernels are looked for in `prebuilt`."""
+    """torch and the driver as on a machine with one Hopper card; kernels are looked for in `prebuilt`.
+
+    The self-test's own tensors stay on the CPU, as the card is not there.
+    """
     stub = stub or StubDriver()
+    real = selftest.problem
+    monkeypatch.setattr(selftest, "problem", lambda attention, cases, device: real(attention, cases, "cpu"))
     monkeypatch.setattr(torch.version, "hip", None)
     for function, answer in (
         ("is_available", lambda: True),
