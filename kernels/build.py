@@ -120,10 +120,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where cubins and manifest.json go")
     parser.add_argument("--only", default="", help="compile only kernels whose name contains this text")
     parser.add_argument("--progress", action="store_true", help="write a line before each kernel")
-    parser.add_argument("--packages", default="", help="a folder to look for the compiler in, after the usual ones")
+    parser.add_argument("--packages", default="", help="the folder whose `cutlass` is to be used, of several")
     arguments = parser.parse_args()
-    if arguments.packages and arguments.packages not in sys.path:
-        sys.path.append(arguments.packages)
+    if arguments.packages:
+        others = [i for i, entry in enumerate(sys.path) if (Path(entry) / "cutlass").is_dir()]
+        sys.path.insert(min(others, default=len(sys.path)), arguments.packages)
     manifest = build(arguments.folder, arguments.only, show if arguments.progress else None)
     sys.stdout.write(f"{len(manifest['kernels'])} kernels for {manifest['arch']} in {arguments.folder}\n")
 

@@ -218,7 +218,7 @@ def test_what_is_refused_has_its_reason_and_the_next_is_used(card, damage):
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda d: d.__name__)
 def test_alone_it_leaves_a_reason(card, damage):
-    first, second = card.two()
+    first, _ = card.two()
     (card.prebuilt / "hopper.json").unlink()
     damage(first)
     refused = card.choose()
@@ -245,7 +245,7 @@ def test_the_same_build_in_two_places_has_one_verdict(card):
 
 
 def test_an_exception_in_the_self_test_is_a_failed_one(card):
-    first, second = card.two()
+    first, _ = card.two()
 
     def broken(*arguments):
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore lines")
@@ -382,7 +382,7 @@ def test_without_a_folder_a_verdict_holds_for_the_process(card, user):
 
 
 def test_a_failed_verdict_is_remembered_with_its_text(card, user):
-    first, second = card.two()
+    first, _ = card.two()
     card.faults[first] = lambda *arguments: spec(*arguments) * 1.1
     text = card.choose().skipped[0].text
     card.restart()
@@ -392,7 +392,7 @@ def test_a_failed_verdict_is_remembered_with_its_text(card, user):
 
 
 def test_a_new_driver_build_card_or_test_is_tested_again(card, user, monkeypatch):
-    first, second = card.two()
+    first, _ = card.two()
     card.faults[first] = lambda *arguments: spec(*arguments) * 1.1
     card.choose()
     card.faults.clear()
@@ -451,7 +451,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(card, user, obstacle, mon
 
 
 def test_doctors_test_runs_whatever_is_remembered(card, user):
-    first, second = card.two()
+    first, _ = card.two()
     card.choose()
     card.faults[first] = lambda *arguments: spec(*arguments) * 1.1
     assert card.attempts()[0].reason is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import struct
 
@@ -91,8 +90,9 @@ def load(folder, monkeypatch, stub, **changes) -> Kernel:
 
 
 def values(launched) -> tuple[int, int, float]:
+    """Pointer, whole number and fp32 of one launch."""
     return tuple(
-        struct.unpack(kind, data)[0] for kind, data in zip("<Q <I <f".split(), launched.arguments, strict=True)
+        struct.unpack(kind, data)[0] for kind, data in zip(("<Q", "<I", "<f"), launched.arguments, strict=True)
     )
 
 
