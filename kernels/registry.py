@@ -44,9 +44,8 @@ def backends(device: torch.device | str | None = None, self_test: bool = False) 
     names = {row.name for row in rows}
     for name in ("cute", "cubin"):
         if name not in names:
-            rows.insert(
-                0, BackendStatus(name, False, f"No kernels for {torch.cuda.get_device_name(device)} are there.")
-            )
+            card = torch.cuda.get_device_name(device)
+            rows.insert(0, BackendStatus(name, False, f"No kernels for {card} are installed."))
     return [*rows, spec]
 
 

@@ -36,12 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.add_argument("--report", metavar="FILE", help="write it to FILE, without your names, hosts and folders")
     parser.add_argument("--comfyui", metavar="DIR", help="the ComfyUI to look at, instead of the one in .cache")
+    parser.add_argument("--self-test", action="store_true", help="load and test the kernels of each card now")
     parser.add_argument("--python", metavar="PATH", help="the Python that runs your ComfyUI, to look at its torch")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Exit status 0, whatever is found."""
-    findings = examine(arguments.comfyui, arguments.python)
+    findings = examine(arguments.comfyui, arguments.python, self_test=arguments.self_test)
     text = json.dumps(findings, indent=1) if arguments.json else text_of(findings)
     if arguments.report:
         try:
@@ -65,16 +66,23 @@ def kernel_module(name: str) -> ModuleType:
 
 
 def examine(
-    given_comfyui: str | None = None, python: str | None = None, driver: Any = None, others: Any = None
+    given_comfyui: str | None = None,
+    python: str | None = None,
+    driver: Any = None,
+    others: Any = None,
+    self_test: bool = False,
 ) -> dict[str, Any]:
-    """Everything that `doctor` tells. driver, others: what `kernels/detect.py` finds (a seam for tests)."""
+    """Everything that `doctor` tells. driver, others: what `kernels/detect.py` finds (a seam for tests).
+
+    self_test: load and test the kernels now; else what earlier tests said.
+    """
     detect, cards = kernel_module("detect"), kernel_module("cards")
     driver = detect.nvidia() if driver is None else driver
     found = comfyui.locate(given_comfyui)
     interpreter, environment_state = _interpreter(found, python)
-    torch = _torch(interpreter)
+    torch = _torch(interpreter, found.directory / "user", self_test)
     here = detect.cards_here(driver, others)
-    verdicts = [cards.describe(card.name, card.capability, card.vendor) for card in here]
+    verdicts = [_verdict(cards, card, torch) for card in here]
     findings: dict[str, Any] = {
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
@@ -104,6 +112,14 @@ def examine(
     return findings
 
 
+def _verdict(cards: ModuleType, card: Any, torch: dict[str, Any] | None) -> Any:
+    """What runs on a card: its kernels count as there where torch's own look has found some that it can use."""
+    family = cards.family_of(card.capability)
+    found = torch is not None and card.name in torch.get("runs", ()) and family is not None
+    released = {*cards.RELEASED, family.key} if found else cards.RELEASED
+    return cards.describe(card.name, card.capability, card.vendor, released)
+
+
 def _interpreter(found: comfyui.ComfyUI, python: str | None) -> tuple[Path | None, dict[str, Any]]:
     """The Python whose torch counts, and what is to be said about it."""
     if python is not None:
@@ -119,11 +135,15 @@ def _interpreter(found: comfyui.ComfyUI, python: str | None) -> tuple[Path | Non
     return own, {"name": found.venv, "ready": False, "problem": problem.text}
 
 
-def _torch(python: Path | None) -> dict[str, Any] | None:
-    """What `doctor_probe.py` finds in `python`; None when there is no Python with torch."""
+def _torch(python: Path | None, user: Path, self_test: bool) -> dict[str, Any] | None:
+    """What `doctor_probe.py` finds in `python`; None when there is no Python with torch.
+
+    user: ComfyUI's user folder, where earlier self-tests are kept.
+    """
     if python is None:
         return None
-    answer = environment.run_quietly([str(python), str(ROOT / "tools" / "pack.py"), "doctor_probe"])
+    command = [str(python), str(ROOT / "tools" / "pack.py"), "doctor_probe", "--user", str(user)]
+    answer = environment.run_quietly([*command, *(["--self-test"] if self_test else [])])
     try:
         return json.loads(answer.splitlines()[-1]) if answer else {"error": "it does not start"}
     except ValueError:
@@ -204,10 +224,12 @@ def text_of(findings: dict) -> str:
     lines += [f"  {text}" for text in dict.fromkeys(card["text"] for card in findings["cards"])]
     if torch is not None and "backends" in torch:
         lines += ["", "Backends, in the order in which they are tried"]
-        lines += [
-            f"  {status['name']:<6} {'yes' if status['available'] else 'no ':<3}  {status['reason']}"
-            for status in torch["backends"]
-        ]
+        card = ""
+        for status in torch["backends"]:
+            if status.get("card", "") != card:
+                card = status["card"]
+                lines.append(f"  {card}")
+            lines.append(f"  {status['name']:<6} {'yes' if status['available'] else 'no ':<3}  {status['reason']}")
     if findings["missing"]:
         lines += ["", "What is missing, and how to get it"]
         for entry in findings["missing"]:

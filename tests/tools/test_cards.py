@@ -20,7 +20,7 @@ NO_VENV = {"name": ".venv", "ready": False, "problem": "it does not exist"}
 def doctor_text(machine: str, monkeypatch: pytest.MonkeyPatch, torch: dict | None = None) -> str:
     """The report of `doctor` on a faked machine, with everything that differs between real ones fixed."""
     monkeypatch.setattr(doctor, "_interpreter", lambda found, python: (None, NO_VENV))
-    monkeypatch.setattr(doctor, "_torch", lambda python: torch)
+    monkeypatch.setattr(doctor, "_torch", lambda *arguments: torch)
     findings = doctor.examine(None, None, *look(detect, machine))
     findings["machine"] = {"system": "Linux 6.1", "processor": "x86_64, 16 cores", "python": "3.11.7"}
     findings["machine"]["disk_free"] = 5e10
