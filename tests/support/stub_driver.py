@@ -20,7 +20,7 @@ INVALID_IMAGE, NO_BINARY_FOR_GPU, NOT_FOUND = 200, 209, 500
 
 
 class Launched(NamedTuple):
-    """One launch. arguments: the 8 bytes that each parameter pointer leads to, cut to the parameter's size."""
+    """One launch. arguments: the bytes that each parameter pointer leads to. image: SHA-256 of the kernel's cubin."""
 
     symbol: str
     grid: tuple[int, int, int]
@@ -29,6 +29,7 @@ class Launched(NamedTuple):
     stream: int
     cluster: int
     arguments: tuple[bytes, ...]
+    image: str
 
 
 class StubDriver:
@@ -76,6 +77,7 @@ class StubDriver:
             except ValueError:
                 return INVALID_IMAGE
             facts = {"symbol": read.symbol, "params": read.params}
+        facts["image"] = hashlib.sha256(image).hexdigest()
         library._obj.value = 100 + len(self.loaded)
         self.loaded[library._obj.value] = facts
         return 0
@@ -138,7 +140,8 @@ class StubDriver:
         assert shared <= facts["shared"]
         pointers = (ctypes.c_void_p * len(facts["params"])).from_address(args)
         values = tuple(ctypes.string_at(p, size) for p, (_, size) in zip(pointers, facts["params"], strict=True))
-        self.launched.append(Launched(facts["symbol"], tuple(grid), tuple(block), shared, stream, cluster, values))
+        sizes = (tuple(grid), tuple(block), shared)
+        self.launched.append(Launched(facts["symbol"], *sizes, stream, cluster, values, facts["image"]))
         return 0
 
 
