@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -11,13 +13,17 @@ from .reasons import Reason, UnsupportedError
 from .registry import supports
 from .spec.attention import attention as spec_attention
 
+# A run has a handful of plans and thousands of calls; both directions take several microseconds.
+_encode = lru_cache(maxsize=64)(Plan.encode)
+_decode = lru_cache(maxsize=64)(Plan.decode)
+
 
 @torch.library.custom_op("vc_attention::attention", mutates_args=())
 def attention_op(
     q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None, plan: str, scale: float, backend: str
 ) -> Tensor:
     """See `kernels.attention`; `plan` is `Plan.encode()`."""
-    decoded = Plan.decode(plan)
+    decoded = _decode(plan)
     verdict = supports(q.device, decoded, q.shape[-1], q.dtype, backend)
     if isinstance(verdict, Reason):
         raise UnsupportedError(verdict)
@@ -51,7 +57,7 @@ def attention(
     serve the call.
     """
     _check(q, k, v, labels)
-    return attention_op(q, k, v, labels, plan.encode(), q.shape[-1] ** -0.5 if scale is None else scale, backend)
+    return attention_op(q, k, v, labels, _encode(plan), q.shape[-1] ** -0.5 if scale is None else scale, backend)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None) -> None:

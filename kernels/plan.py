@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 
 SCORES = ("int8", "fp8", "nvfp4", "exact")
 VALUES = ("fp8", "nvfp4", "int8", "exact")
@@ -69,10 +68,10 @@ class Plan:
 
     def encode(self) -> str:
         """A short stable string, the form in which the custom op and the cubin manifest carry a plan."""
-        return _encode(self)
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return ",".join(f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in values)
 
     @classmethod
-    @lru_cache(maxsize=64)  # each attention call decodes its plan
     def decode(cls, text: str) -> Plan:
         """The inverse of `encode`. Raises ValueError on an unknown field or value."""
         values: dict[str, str | bool] = {}
@@ -83,12 +82,6 @@ class Plan:
                 raise ValueError(f"{name!r} is not a field of Plan; the fields are {', '.join(known)}.")
             values[name] = value == "1" if known[name] else value
         return cls(**values)  # type: ignore[arg-type]
-
-
-@lru_cache(maxsize=64)
-def _encode(plan: Plan) -> str:
-    values = ((f.name, getattr(plan, f.name)) for f in fields(plan))
-    return ",".join(f"{name}={int(v) if isinstance(v, bool) else v}" for name, v in values)
 
 
 FAST = Plan()

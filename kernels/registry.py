@@ -100,7 +100,7 @@ def supports(
 
 
 def _instead(reason: Reason) -> str:
-    return f"{reason.text} {OWN_ATTENTION}."
+    return f"{reason.text.rstrip('. ')}. {OWN_ATTENTION}."
 
 
 def describe_device(device: torch.device) -> Verdict:

@@ -14,8 +14,6 @@ from ..plan import Plan
 BETA = -0.35
 TOP_LOG2 = math.log2(448.0)
 
-#: Architectures that there are kernel sources for.
-ARCHS = ("sm_90a",)
 OUTPUTS = ("bf16", "fp16")
 _PROBABILITIES = ("expcast_wide", "exp2")
 

@@ -191,7 +191,7 @@ def _not_compiled(arch: str) -> Attempt:
     """The compiler's row while nothing has been compiled."""
     reason: Reason | None = None
     compiler = compile.compiler()
-    if arch not in compile.ARCHS:
+    if arch not in compile.KERNELS:
         reason = Reason("no_kernels", f"There are no kernel sources for {arch} in this version of VC-Attention.")
     elif isinstance(compiler, Reason):
         reason = compiler

@@ -1,8 +1,7 @@
 """Compile the kernels on this machine where nvidia-cutlass-dsl is installed, once, into a folder that is kept.
 
-The compiler runs in a process of its own: it takes its target from the environment when it is first imported, it must
-never slow down or break ComfyUI, and it can then be stopped. `multiprocessing` would start that process by running
-ComfyUI's main.py once more, so `kernels/build.py` is started as the program that it is.
+The compiler runs in a process of its own, so that it can be stopped and cannot break ComfyUI. `multiprocessing` would
+start that process by running ComfyUI's main.py once more; `kernels/compile_here.py` is started as a program instead.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import IO
 from filelock import FileLock, Timeout
 
 from .. import build
-from ..cute.config import ARCHS
+from ..cute.catalogue import KERNELS
 from ..reasons import Reason
 from . import verdicts
 from .manifest import Manifest, read_manifest
@@ -83,7 +82,7 @@ def compile_kernels(
     found = compiled(arch)
     if found is not None:
         return found
-    if arch not in ARCHS:
+    if arch not in KERNELS:
         return Reason("no_kernels", f"There are no kernel sources for {arch} in this version of VC-Attention.")
     packages = compiler()
     if isinstance(packages, Reason):
@@ -146,8 +145,6 @@ def _compile(place: Path, arch: str, packages: Path, report: Progress, only: str
         manifest = read_manifest(part)
         if not isinstance(manifest, Manifest):
             return Reason("compile_failed", f"The kernel compiler ended without a result. {manifest.text}")
-        if manifest.arch != arch:
-            return Reason("compile_failed", f"The kernel compiler made kernels of {manifest.arch} instead of {arch}.")
         os.replace(part, place)
         _prune(place, arch)
         return place
@@ -165,11 +162,9 @@ def _prune(place: Path, arch: str) -> None:
 
 def _run(part: Path, arch: str, packages: Path, report: Progress, only: str, deadline: float) -> Reason | None:
     """Run the build to its end, or kill it: at the deadline, or when `report` raises."""
-    env = shutil.which("env")
-    if env is None or not sys.executable:
-        return Reason("no_compiler", "This Python cannot start another one, which compiling kernels needs.")
-    command = [env, f"CUTE_DSL_ARCH={arch}", sys.executable, str(build.HERE / "build.py"), str(part)]
-    command += ["--progress", "--packages", str(packages), "--only", only]
+    if not sys.executable:
+        return Reason("no_compiler", "This Python does not know its own program, which compiling kernels needs.")
+    command = [sys.executable, str(build.HERE / "compile_here.py"), str(part), arch, str(packages), only]
     log = part.with_name(f"{part.name}.log")
     try:
         with log.open("wb") as output:
