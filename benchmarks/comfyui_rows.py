@@ -156,7 +156,7 @@ def kernel_of(row: Row, model: Any, scale: Scale) -> str:
 
     ComfyUI leaves the choice between several fused kernels to torch, so this is looked at and not assumed.
     """
-    if scale.device != "cuda" or row.options is not None:
+    if scale.device != "cuda" or row.options is not None or not row.compared:
         return ""
     from comfy.ldm.modules.attention import optimized_attention
     from torch.profiler import ProfilerActivity, profile
