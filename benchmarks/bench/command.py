@@ -45,7 +45,9 @@ def arguments_of(prog: str, argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "whole_call.py") -> int:
-    """Exit status 0; 2 with one sentence when nothing can be measured here or an option makes no sense."""
+    """Exit status 0; 1 when no shape fits the card; 2 with one sentence when nothing can be measured here or an option
+    makes no sense.
+    """
     arguments = arguments_of(prog, argv)
     try:
         run = read(arguments.earlier) if arguments.earlier else measured(arguments, prog, argv)
@@ -55,6 +57,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "whole_call.py") -> int:
         return 2
     if arguments.earlier:
         print(report.text(run))
+    if not run.shapes:
+        return 1
     if arguments.plot:
         say(plot.draw(run, arguments.plot))
     return 0
@@ -114,7 +118,7 @@ def measured(arguments: argparse.Namespace, prog: str, argv: Sequence[str] | Non
             write(arguments.json, to_json(run))
         gc.collect()
         torch.cuda.empty_cache()
-    if arguments.json:
+    if arguments.json and run.shapes:
         say(f"Numbers: {arguments.json}")
     return run
 
@@ -128,8 +132,8 @@ def require_gpu() -> None:
     if not torch.cuda.is_available():
         build = "" if torch.version.cuda or torch.version.hip else " (a build for the CPU)"
         raise UnusableError(
-            f"There is no GPU that torch {torch.__version__}{build} of {sys.executable} can use, so there is nothing to "
-            f"time here. {OTHER_PYTHON}"
+            f"There is no GPU that torch {torch.__version__}{build} of {sys.executable} can use, so nothing can be "
+            f"timed here. {OTHER_PYTHON}"
         )
 
 
@@ -166,7 +170,7 @@ def software_facts() -> dict[str, str]:
     import torch
 
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "cuda": torch.version.cuda or torch.version.hip or "",
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

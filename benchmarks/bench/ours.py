@@ -41,7 +41,7 @@ def use(folder: Path | None) -> str:
     if isinstance(verdict, Reason):
         return verdict.text
     loaded = library()
-    if inside is not None and loaded.manifest.folder.absolute() != inside:
+    if inside is not None and not loaded.manifest.folder.samefile(inside):
         return f"{folder} was asked for, but the kernels of {loaded.manifest.folder} would run."
     return ""
 

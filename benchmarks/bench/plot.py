@@ -53,6 +53,7 @@ def panel(axis: Any, shape: Shape) -> None:
     if shape.reference is not None:
         axis.axvline(shape.reference.tflops, color=INK, linewidth=0.9, linestyle=(0, (3, 3)), zorder=0)
     axis.set_yticks(list(places), [row.name for row in rows], fontsize=8.5)
+    axis.margins(y=0.01)
     axis.invert_yaxis()
     axis.set_xlim(0, fastest * 1.2)
     axis.tick_params(axis="y", length=0)
