@@ -23,6 +23,7 @@ COMMANDS = {
     "test": "tools.test",
     "serve": "tools.serve",
     "replay": "tools.replay",
+    "bench": "tools.bench",
     "doctor": "tools.doctor",
     "lint": "tools.lint",
 }
