@@ -25,6 +25,7 @@ COMMANDS = {
     "replay": "tools.replay",
     "doctor": "tools.doctor",
     "lint": "tools.lint",
+    "wheels": "tools.wheels",
 }
 
 

@@ -142,7 +142,10 @@ def test_every_tool_requirement_is_pinned_and_none_names_an_index() -> None:
 
 def test_requirement_files_that_share_an_environment_agree() -> None:
     folder = ROOT / "tools" / "requirements"
-    for group in (("comfyui-0.3.75", "demo", "test"), ("comfyui-0.33", "comfyui-0.33-no-deps", "demo", "test")):
+    for group in (
+        ("comfyui-0.3.75", "demo", "test", "compiler"),
+        ("comfyui-0.33", "comfyui-0.33-no-deps", "demo", "test", "compiler"),
+    ):
         pins: dict[tuple[str, str], str] = {}
         for name in group:
             for line in (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines():
