@@ -197,9 +197,8 @@ def _manifest(arch: str, folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         missing = [key for key in (*_COMMON, "kernels") if key not in manifest]
         if missing or manifest["arch"] != arch or not manifest["kernels"]:
-            raise ToolError(
-                f"{folder} holds no build of {arch}'s kernels that can be packed (without {', '.join(missing) or 'kernels of it'})."
-            )
+            lacking = ", ".join(missing) or f"a kernel of {arch}"
+            raise ToolError(f"{folder} holds no build of {arch} that can be packed: its manifest lacks {lacking}.")
         for kernel in manifest["kernels"]:
             data = (folder / kernel["file"]).read_bytes()
             if hashlib.sha256(data).hexdigest() != kernel["sha256"]:
