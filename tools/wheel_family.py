@@ -203,7 +203,7 @@ def _manifest(arch: str, folder: Path) -> dict[str, Any]:
             data = (folder / kernel["file"]).read_bytes()
             if hashlib.sha256(data).hexdigest() != kernel["sha256"]:
                 raise ToolError(f"{folder / kernel['file']} is not the file that was compiled: its hash differs.")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ToolError(
             f"The build of {arch} in {folder} is not complete ({type(error).__name__}: {error})."
         ) from error
