@@ -10,16 +10,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from vc_attention.kernels.cute.catalogue import KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_COMPILER = "cubins: nvidia-cutlass-dsl is not installed here"
 NO_DISASSEMBLER = "sass: nvdisasm is neither on PATH nor installed with a package such as nvidia-cuda-nvdisasm"
 
 
-def _compile(checkout: Path, folder: Path, only: str = "") -> None:
+def _compile(checkout: Path, folder: Path, only: str = "", arch: str = "sm_90a") -> None:
     """Run the build of `checkout` in a process of its own, as the compiler takes its target from the environment."""
     command = [sys.executable, str(checkout / "kernels" / "build.py"), str(folder), "--only", only]
-    done = subprocess.run(command, env={**os.environ, "CUTE_DSL_ARCH": "sm_90a"}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, "CUTE_DSL_ARCH": arch}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -31,6 +32,17 @@ def cubins(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cubins")
     _compile(ROOT, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def builds(cubins, tmp_path_factory) -> dict[str, Path]:
+    """Folder of the compiled kernels of every architecture that has any."""
+    folders = {"sm_90a": cubins}
+    for arch in KERNELS:
+        if arch not in folders:
+            folders[arch] = tmp_path_factory.mktemp(arch)
+            _compile(ROOT, folders[arch], arch=arch)
+    return folders
 
 
 @pytest.fixture(scope="session")
