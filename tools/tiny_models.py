@@ -7,7 +7,7 @@ They have the real architectures at two layers and two heads of 128, so everythi
 
 The module needs ComfyUI's `comfy` to be importable; `import_comfy` does that the way its own `main.py --cpu` would.
 
-Weights are drawn so that attention decides a visible part of the sampled latent, see `_fill`. Measured on 4 euler
+Weights are drawn so that attention decides a visible part of the sampled latent, see `fill`. Measured on 4 euler
 steps with CFG 4, as the largest change relative to the largest value of the latent: self-attention replaced by zero
 0.50 to 0.87, K permuted without V 0.17 to 0.87, attention times 1.01 0.003 to 0.011, K and V permuted together less
 than 2e-6. Everything stays finite; latents have a standard deviation of 1 to 3.
@@ -19,6 +19,7 @@ import argparse
 import importlib.util
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,10 +73,11 @@ _H3 = {
 }
 
 
-def import_comfy(directory: str | Path) -> None:
-    """Make `comfy` of the ComfyUI checkout at `directory` importable, on the CPU, whatever this process's argv is.
+def import_comfy(directory: str | Path, flags: Sequence[str] = ("--cpu",)) -> None:
+    """Make `comfy` of the ComfyUI checkout at `directory` importable, whatever this process's argv is.
 
-    Import-only stand-ins for torchvision and torchaudio (`tools/stubs`) are used where those packages are missing.
+    flags: what `main.py` would be started with; without "--cpu" ComfyUI takes the GPU. Import-only stand-ins for
+    torchvision and torchaudio (`tools/stubs`) are used where those packages are missing.
     Raises FileNotFoundError when there is no ComfyUI there. Must be called before anything imports `comfy`.
     """
     root = Path(directory).resolve()
@@ -87,7 +89,7 @@ def import_comfy(directory: str | Path) -> None:
     if stubs.is_dir() and importlib.util.find_spec("torchvision") is None:
         sys.path.append(str(stubs))
     argv = sys.argv
-    sys.argv = [argv[0], "--cpu"]  # ComfyUI reads its options from argv while it is imported
+    sys.argv = [argv[0], *flags]  # ComfyUI reads its options from argv while it is imported
     try:
         import comfy.options
 
@@ -143,8 +145,9 @@ def _network(name: str) -> tuple[torch.nn.Module, dict[str, str] | None]:
     return WanAnimate2Model(**{**_WAN, "in_dim": 36}, **made), metadata
 
 
-def _fill(network: torch.nn.Module, seed: int) -> None:
-    """Draw weights in place. Everything is scaled by 1/sqrt(fan in) so that activations keep unit size; then
+def fill(network: torch.nn.Module, seed: int) -> None:
+    """Draw weights in place, on their own device. Everything is scaled by 1/sqrt(fan in) so that activations keep unit
+    size; then
 
     - norm weights are 1, and those of q and k are 1.25, which makes the scores 1.6 nats wide: rows of attention pick
       out a few tokens, so that a wrong permutation changes them;
@@ -152,7 +155,8 @@ def _fill(network: torch.nn.Module, seed: int) -> None:
     - the value and output projections of self-attention have gain 1.5;
     - the last projection has gain 0.5, so that a step does not amplify rounding noise.
     """
-    generator = torch.Generator().manual_seed(seed)
+    device = next(network.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in [*network.named_parameters(), *network.named_buffers()]:
             if not parameter.is_floating_point():
@@ -161,7 +165,7 @@ def _fill(network: torch.nn.Module, seed: int) -> None:
                 steps = torch.arange(parameter.numel()) / parameter.numel()
                 parameter.copy_(1.0 / 10000.0**steps)
                 continue
-            noise = torch.randn(parameter.shape, generator=generator)
+            noise = torch.randn(parameter.shape, generator=generator, device=device)
             if parameter.ndim > 1:
                 parameter.copy_(noise * parameter[0].numel() ** -0.5)
             else:
@@ -170,7 +174,7 @@ def _fill(network: torch.nn.Module, seed: int) -> None:
 
 
 def _special(name: str, parameter: torch.Tensor) -> None:
-    """The exceptions of `_fill`, by parameter name."""
+    """The exceptions of `fill`, by parameter name."""
     leaf = name.rsplit(".", 1)[-1]
     owner = name.rsplit(".", 2)[-2] if "." in name else ""
     if any(part in name for part in ("norm_q", "norm_k", "q_norm", "k_norm", "query_norm", "key_norm")):
@@ -233,7 +237,7 @@ def build(name: str, directory: str | Path, seed: int = 0) -> Path:
     if name not in available():
         raise ValueError(f"This ComfyUI does not have the model behind {name!r}; a newer one does.")
     network, metadata = _network(name)
-    _fill(network, seed)
+    fill(network, seed)
     path = path_of(name, directory)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".part")
