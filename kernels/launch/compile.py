@@ -1,26 +1,23 @@
 """Compile the kernels on this machine where nvidia-cutlass-dsl is installed, once, into a folder that is kept.
 
-The compiler runs in a process of its own, so that it can be stopped and cannot break ComfyUI. `multiprocessing` would
-start that process by running ComfyUI's main.py once more; `kernels/compile_here.py` is started as a program instead.
+The compiler runs in a process of its own (`compile_process`), so that it can be stopped and cannot break ComfyUI.
+`multiprocessing` would start that process by running ComfyUI's main.py once more; `kernels/compile_here.py` is started
+as a program instead.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib.metadata
 import importlib.util
 import os
 import re
 import shutil
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import IO
 
 from filelock import FileLock, Timeout
 
@@ -37,6 +34,7 @@ Progress = Callable[[int, int, str], object]
 #: All kernels take a minute or two; a machine that is this slow is swapping.
 TIMEOUT_SECONDS = 1800.0
 _POLL_SECONDS = 0.1
+_PROGRAM = "compile_here.py"
 _LINE = re.compile(r"^compiling (\d+) (\d+) (\S+)$", re.MULTILINE)
 
 
@@ -45,6 +43,12 @@ def compiler() -> Path | Reason:
     if sys.platform != "linux":
         return Reason("no_compiler", "nvidia-cutlass-dsl, which compiles kernels on this machine, is for Linux only.")
     missing = Reason("no_compiler", "nvidia-cutlass-dsl, which compiles kernels on this machine, is not installed.")
+    if not (build.HERE / _PROGRAM).is_file():
+        return Reason(
+            "no_compiler",
+            "This copy of the pack comes without the part that compiles kernels on this machine, as the registry's do. "
+            "Install the pack with git to have it.",
+        )
     try:
         spec = importlib.util.find_spec("cutlass")
     except (ImportError, ValueError):
@@ -164,11 +168,13 @@ def _run(part: Path, arch: str, packages: Path, report: Progress, only: str, dea
     """Run the build to its end, or kill it: at the deadline, or when `report` raises."""
     if not sys.executable:
         return Reason("no_compiler", "This Python does not know its own program, which compiling kernels needs.")
-    command = [sys.executable, str(build.HERE / "compile_here.py"), str(part), arch, str(packages), only]
+    command = [sys.executable, str(build.HERE / _PROGRAM), str(part), arch, str(packages), only]
+    from .compile_process import Child  # not in every copy of the pack
+
     log = part.with_name(f"{part.name}.log")
     try:
         with log.open("wb") as output:
-            child = _Child(command, output)
+            child = Child(command, output)
             try:
                 while child.running(_POLL_SECONDS):
                     report(*_progress(log))
@@ -193,46 +199,3 @@ def _progress(log: Path) -> tuple[int, int, str]:
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1].strip()[:300] if lines else ""
-
-
-class _Child:
-    """A program that runs beside this thread. asyncio, in a thread of its own, as ComfyUI's thread has a loop already.
-
-    status: its exit status, once it has ended. error: why it could not be started.
-    """
-
-    def __init__(self, command: list[str], output: IO[bytes]) -> None:
-        self.status: int | None = None
-        self.error = ""
-        self._pid: int | None = None
-        self._thread = threading.Thread(target=self._main, args=(command, output), daemon=True)
-        self._started = threading.Event()
-        self._thread.start()
-        self._started.wait()
-
-    def running(self, seconds: float) -> bool:
-        """Wait that long for its end; whether it still runs."""
-        self._thread.join(seconds)
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """End it, and what it has started, if it still runs."""
-        if self._thread.is_alive() and self._pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._pid, signal.SIGKILL)
-        self._thread.join(10)
-
-    def _main(self, command: list[str], output: IO[bytes]) -> None:
-        try:
-            asyncio.run(self._live(command, output))
-        except OSError as error:
-            self.error = str(error)
-        finally:
-            self._started.set()
-
-    async def _live(self, command: list[str], output: IO[bytes]) -> None:
-        # A session of its own: one signal then ends the compiler and its helpers, and Ctrl+C here does not.
-        process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output, start_new_session=True)
-        self._pid = process.pid
-        self._started.set()
-        self.status = await process.wait()

@@ -217,7 +217,7 @@ def test_a_process_that_waits_can_be_cancelled_and_times_out(workshop):
     assert isinstance(compile.compile_kernels("sm_90a"), Path)
 
 
-def test_what_is_missing_is_a_reason(workshop, monkeypatch):
+def test_what_is_missing_is_a_reason(workshop, monkeypatch, tmp_path):
     assert compile.compile_kernels("sm_120a").code == "no_kernels"
     with monkeypatch.context() as inside:
         inside.setattr(verdicts, "_folder", None)
@@ -231,6 +231,9 @@ def test_what_is_missing_is_a_reason(workshop, monkeypatch):
     with monkeypatch.context() as inside:
         inside.setattr(compile.sys, "executable", "")
         assert compile.compile_kernels("sm_90a").code == "no_compiler"
+    (workshop.pack / "kernels" / "compile_here.py").rename(tmp_path / "left_out.py")
+    assert "registry" in compile.compile_kernels("sm_90a").text
+    (tmp_path / "left_out.py").rename(workshop.pack / "kernels" / "compile_here.py")
     (workshop.packages / "cutlass" / "cute" / "__init__.py").unlink()
     (workshop.packages / "cutlass" / "cute").rmdir()
     assert "not installed" in compile.compiler().text  # CUTLASS's older package of that name
