@@ -81,5 +81,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
     terminalreporter.section("tests that did not run")
     for reason, names in sorted(groups.items()):
         terminalreporter.write_line(f"{len(names)} skipped, {reason}:")
-        for name in sorted(names):
-            terminalreporter.write_line(f"    {name}")
+        # One line for a test, however many parameters it has: hundreds of lines are not seen either.
+        tests: dict[str, list[str]] = {}
+        for name in names:
+            tests.setdefault(name.partition("[")[0], []).append(name)
+        for test, cases in sorted(tests.items()):
+            terminalreporter.write_line(f"    {cases[0] if len(cases) == 1 else f'{test} ({len(cases)} times)'}")

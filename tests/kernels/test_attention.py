@@ -218,12 +218,18 @@ def test_plan_refuses_what_does_not_exist():
         (lambda q, k, v: (q.half(), k, v, None), "share one dtype"),
         (lambda q, k, v: (q, k, v, torch.zeros(1, 2, 300, dtype=torch.int32)), "uint8"),
         (lambda q, k, v: (q, k, v, torch.zeros(1, 2, 299, dtype=torch.uint8)), "uint8"),
+        (lambda q, k, v: (q, k, v, torch.zeros(1, 2, 300, dtype=torch.uint8, device="meta")), "on meta"),
     ],
 )
 def test_bad_arguments_are_named(backend, change, message):
     q, k, v, labels = change(*qkv(backend))
     with pytest.raises(ValueError, match=message):
         backend.run(q, k, v, FAST, labels)
+
+
+def test_no_queries_give_an_empty_output(backend):
+    q, k, v = qkv(backend, lq=0)
+    assert backend.run(q, k, v, FAST).shape == q.shape
 
 
 def test_no_backend_is_a_reason_and_not_a_crash():

@@ -41,8 +41,7 @@ def test_any_view_equals_its_contiguous_copy(backend, name, layout):
 
 
 def _vast(device: str, elements: int, folder: Path) -> torch.Tensor:
-    """Uninitialised fp16 memory of `elements`: on a GPU its own, on a CPU a sparse file, of which only the touched pages
-    exist."""
+    """Uninitialised fp16 memory of `elements`; on a CPU a sparse file, of which only the touched pages exist."""
     if device != "cpu":
         return torch.empty(elements, dtype=torch.float16, device=device)
     file = folder / "sparse.bin"

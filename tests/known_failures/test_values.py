@@ -59,7 +59,7 @@ def test_a_zero_channel_stays_exactly_zero(backend, name):
     assert torch.isfinite(out).all()
     assert torch.equal(out[..., 9], torch.zeros_like(out[..., 9]))
     others = torch.arange(v.shape[-1]) != 9
-    assert relative(out[..., others], exact(q, k, v)[..., others]) < BOUND[name]
+    assert relative(out[..., others], exact(q, k, v)[..., others]) < BOUND[name] + backend.rounding
 
 
 @each_plan
@@ -87,7 +87,7 @@ def test_every_length_modulo_128(backend, name):
         out = backend.run(*(_poisoned_view(x) for x in (q, k, v)), PLANS[name], labels)
         assert torch.isfinite(out).all(), lkv
         assert torch.equal(out, backend.run(q, k, v, PLANS[name], labels)), lkv
-        assert relative(out, exact(q, k, v)) < 2.2 * BOUND[name], lkv
+        assert relative(out, exact(q, k, v)) < 2.2 * BOUND[name] + backend.rounding, lkv
 
 
 @each_plan

@@ -12,5 +12,5 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--comfyui", metavar="DIR", default=None, help="ComfyUI checkout for the tests marked `comfy`")
     parser.addoption(
-        "--cubins", metavar="DIR", default=None, help="sm_90a kernels built with kernels/build.py, for the tests of them"
+        "--cubins", metavar="DIR", default=None, help="sm_90a kernels of kernels/build.py, for the tests of them"
     )
