@@ -97,17 +97,22 @@ CUBIN = Backend("cubin", "cuda", torch.bfloat16, dim=128)
 
 
 @pytest.fixture(params=[SPEC, pytest.param(CUBIN, marks=pytest.mark.gpu)], ids=["spec", "gpu-cubin"])
-def backend(request, monkeypatch) -> Backend:
+def backend(request) -> Backend:
     """The specification on the CPU, then the prebuilt kernels on the GPU."""
     if request.param.name == "cubin":
-        request.getfixturevalue("gpu_kernels")
-        # `kernels.group` falls back to it, and a test of the kernels must not pass without them.
-        monkeypatch.setattr("vc_attention.kernels.grouping.spec_group", _no_stand_in)
+        request.getfixturevalue("only_kernels")
     return request.param
 
 
-def _no_stand_in(*arguments: object) -> None:
-    raise AssertionError("The grouping kernels did not run: the specification was asked to stand in.")
+@pytest.fixture
+def only_kernels(gpu_kernels, monkeypatch):
+    """`gpu_kernels`, and `kernels.group` fails where it would fall back to the specification."""
+
+    def stand_in(*arguments: object) -> None:
+        raise AssertionError("The grouping kernels did not run: the specification was asked to stand in.")
+
+    monkeypatch.setattr("vc_attention.kernels.grouping.spec_group", stand_in)
+    return gpu_kernels
 
 
 def compile_kernels(checkout: Path, folder: Path, only: str = "") -> None:
