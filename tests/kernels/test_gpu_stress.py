@@ -36,8 +36,10 @@ def labels_for(v, plan):
 
 
 def errors(q, k, v, plan, labels):
-    """[squared error, the specification's, the squared norm of the exact output], and the estimate, of one call."""
+    """[squared error, the specification's, the squared norm of the exact output], and the estimate, of one call into
+    dirty memory."""
     p, o = exact(q, k, v)
+    dirty_memory(0xFF, large=128 << 20, small=8 << 20)
     out, spec = ours(q, k, v, plan, labels), spec_call(q, k, v, plan, labels, None)
     squares = [(out.double() - o).square().sum(), (spec.double() - o).square().sum(), o.square().sum()]
     return torch.stack([*squares, estimate(q, k, v, plan, None, p, o).double()])
