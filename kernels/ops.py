@@ -13,8 +13,7 @@ from .reasons import Reason, UnsupportedError
 from .registry import supports
 from .spec.attention import attention as spec_attention
 
-# A run has a handful of plans and thousands of calls; both directions take several microseconds.
-_encode = lru_cache(maxsize=64)(Plan.encode)
+# A run has a handful of plans and thousands of calls.
 _decode = lru_cache(maxsize=64)(Plan.decode)
 
 
@@ -57,7 +56,7 @@ def attention(
     serve the call.
     """
     _check(q, k, v, labels)
-    return attention_op(q, k, v, labels, _encode(plan), q.shape[-1] ** -0.5 if scale is None else scale, backend)
+    return attention_op(q, k, v, labels, plan.encode(), q.shape[-1] ** -0.5 if scale is None else scale, backend)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None) -> None:
@@ -77,8 +76,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None) -> None:
             f"q, k and v must share one dtype and device; they are {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, "
             f"{k.device}, {v.device}."
         )
-    if labels is not None and (labels.shape != k.shape[:3] or labels.dtype != torch.uint8):
+    if labels is None:
+        return
+    if labels.shape != k.shape[:3] or labels.dtype != torch.uint8 or labels.device != k.device:
         raise ValueError(
-            f"labels must be uint8 of shape {tuple(k.shape[:3])} (batch, heads, tokens of k); they are "
-            f"{str(labels.dtype)[6:]} of shape {tuple(labels.shape)}."
+            f"labels must be uint8 of shape {tuple(k.shape[:3])} (batch, heads, tokens of k) on {k.device}; they are "
+            f"{str(labels.dtype)[6:]} of shape {tuple(labels.shape)} on {labels.device}."
         )

@@ -88,7 +88,7 @@ def supports(
         return Reason("no_kernel", describe_device(device).text)
     chosen = call.choose(device, backend, progress=progress)
     if not isinstance(chosen, Reason):
-        refusal = call.refusal(chosen.kernels, plan, head_dim, dtype)
+        refusal = call.lacks(chosen.kernels, plan, head_dim, dtype)
         if refusal is None:
             return Ok(chosen.backend, " ".join(reason.text for reason in chosen.skipped))
         return Reason("head_dim" if refusal.code == "head_dim" else "no_kernel", _instead(refusal))

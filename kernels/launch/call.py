@@ -35,8 +35,16 @@ def attempts(device: torch.device, self_test: bool = False) -> list[chain.Attemp
     return chain.attempts(_indexed(device), attention_on, self_test)
 
 
-def refusal(kernels: Library, plan: Plan, head_dim: int, dtype: torch.dtype) -> Reason | None:
-    """Why `kernels` cannot run `plan` for this head dimension and dtype; None if they can."""
+def refusal(
+    device: torch.device, plan: Plan, head_dim: int, dtype: torch.dtype, backend: str = "auto"
+) -> Reason | None:
+    """Why the kernels of `device` cannot run `plan` for this head dimension and dtype; None if they can."""
+    kernels = kernels_for(device, backend)
+    return kernels if isinstance(kernels, Reason) else lacks(kernels, plan, head_dim, dtype)
+
+
+def lacks(kernels: Library, plan: Plan, head_dim: int, dtype: torch.dtype) -> Reason | None:
+    """The same of given kernels."""
     if plan.clip_means:
         return Reason("plan", "VC-Attention's kernels have no norm-clipped means.")
     reason = attend.supports(plan, dtype, head_dim, heads=1)
@@ -66,6 +74,9 @@ def attention_on(
     kernels: Library, q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None, scale: float | None
 ) -> Tensor:
     """`attention` on given kernels, whatever the self-test says of them."""
+    b, h, lq, d = q.shape
+    if q.numel() == 0:
+        return q.new_empty((b, lq, h, d)).transpose(1, 2)  # a launch of no blocks is an error to the driver
     with _current(q.device):
         try:
             queue = prepare.Queue.current(kernels)
@@ -74,7 +85,6 @@ def attention_on(
         images = prepare.prepare(kernels, q, k, v, plan, labels, queue)
         if isinstance(images, Reason):
             raise UnsupportedError(images)
-        b, h, lq, d = q.shape
         out = torch.empty((b, lq, h, d), dtype=q.dtype, device=q.device)
         reason = attend.attend(images, plan, out, scale, kernels=kernels, stream=queue.stream)
     if reason is not None:
