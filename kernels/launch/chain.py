@@ -150,12 +150,19 @@ def _choose(
         if attempt.kernels is not None or (attempt.reason is not None and attempt.reason.code == "memory"):
             break
     found.tried[backend] = tried
+    if backend == "cute" and place is not None and may_compile and _damaged(tried[-1]) and compile.discard(place):
+        return _choose(device, attention_on, found, backend, may_compile, progress)
     refused = tuple(attempt.reason for attempt in tried if attempt.reason is not None)
     if tried and tried[-1].kernels is not None:
         return Chosen(backend, tried[-1].kernels, refused)
     if refused:
         return refused[-1] if refused[-1].code == "memory" else refused[0]
     return Reason("no_kernels", "No kernels for this card are installed.")
+
+
+def _damaged(attempt: Attempt) -> bool:
+    """Whether the files are the fault: compiling them again mends that."""
+    return attempt.reason is not None and attempt.reason.code in ("kernels_damaged", "kernels_version")
 
 
 def attempts(device: torch.device, attention_on: AttentionOn, self_test: bool = False) -> list[Attempt]:

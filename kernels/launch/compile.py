@@ -106,6 +106,12 @@ def compile_kernels(
         return Reason("compile_failed", f"Kernels cannot be kept in {place.parent} ({error.strerror or error}).")
 
 
+def discard(folder: Path) -> bool:
+    """Remove finished kernels that turned out to be damaged; whether they are gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
+
 def _place(arch: str) -> Path | None:
     folder = verdicts.folder()
     return None if folder is None else folder / "compiled" / f"{_sources()}-{arch}"

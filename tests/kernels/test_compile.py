@@ -264,6 +264,23 @@ def test_the_whole_way_from_the_question_to_compiled_kernels(workshop, monkeypat
     assert supports("cuda", FAST) == Ok("cute")
 
 
+def test_compiled_kernels_that_are_damaged_are_compiled_again(workshop, monkeypatch, tmp_path):
+    machine(monkeypatch, tmp_path / "prebuilt", StubDriver())
+    verdicts.set_folder(tmp_path / "user")
+    monkeypatch.setattr(call, "attention_on", lambda kernels, *arguments: spec(*arguments))
+    assert supports("cuda", FAST) == Ok("cute")
+    damaged = compile.compiled("sm_90a") / f"{NAMES[0]}.cubin"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-1])
+    chain.forget()
+    assert supports("cuda", FAST) == Ok("cute") and damaged.read_bytes() == whole
+    damaged.write_bytes(b"")
+    workshop.behave("fails")
+    chain.forget()
+    refusal = supports("cuda", FAST)
+    assert refusal.code == "no_kernel" and "headache" in refusal.text
+
+
 @pytest.mark.xdist_group("cubins")
 @pytest.mark.skipif(
     importlib.util.find_spec("cutlass") is None, reason="cubins: nvidia-cutlass-dsl is not installed here"
