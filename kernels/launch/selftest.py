@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -87,14 +88,32 @@ def cases(present: Callable[[Plan, torch.dtype], bool]) -> list[Case]:
 def problem(attention: Attention, tested: Sequence[Case], device: torch.device | str) -> str | None:
     """The first thing that `attention` gets wrong on `device`, in a sentence; None when all checks pass.
 
-    Waits for the device. Raises what `attention` raises.
+    Waits for the device. Raises what `attention` raises. Inputs and references are made on the CPU, once for all cases,
+    in fp32 or better: they owe nothing to the card.
     """
-    for case in tested:
-        for check in (_uniform, _golden, _random):
-            found = check(attention, case, torch.device(device))
-            if found is not None:
-                return f"{case}: {found}."
-    return None
+    try:
+        for case in tested:
+            for check in (_uniform, _golden, _random):
+                found = check(attention, case, torch.device(device))
+                if found is not None:
+                    return f"{case}: {found}."
+        return None
+    finally:
+        for made in (_uniform_case, _golden_case, _golden_outputs, _random_case):
+            made.cache_clear()
+
+
+def _call(
+    attention: Attention,
+    case: Case,
+    device: torch.device,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    labels: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """The output in fp32 on the CPU."""
+    q, k, v = (x.to(device) for x in tensors)
+    return attention(q, k, v, case.plan, None if labels is None else labels.to(device), scale).cpu().float()
 
 
 # -- 1. uniform attention -------------------------------------------------------------------------------------------
@@ -102,110 +121,114 @@ def problem(attention: Attention, tested: Sequence[Case], device: torch.device |
 
 def _uniform(attention: Attention, case: Case, device: torch.device) -> str | None:
     for length in UNIFORM_LENGTHS:
-        q, v = _uniform_inputs(length)
-        want = v.double().mean(-2, keepdim=True)
-        got = _call(attention, case, device, q, torch.zeros_like(v), v, None, None)
-        if not torch.isfinite(got).all():
-            return f"uniform attention over {length} tokens gives numbers that are not finite"
+        tensors, want = _uniform_case(length, case.dtype)
+        got = _call(attention, case, device, tensors)
         off = ((got - want).norm(dim=-1) / want.norm(dim=-1)).amax().item()
+        if not math.isfinite(off):
+            return f"uniform attention over {length} tokens gives numbers that are not finite"
         if off > (UNIFORM_BOUND_SMOOTHED if case.plan.demean else UNIFORM_BOUND):
             return f"uniform attention over {length} tokens is {off:.1%} away from the mean of V"
     return None
 
 
-def _uniform_inputs(length: int) -> tuple[Tensor, Tensor]:
-    """q [1, 2, length + 3, 128] and v [1, 2, length, 128] of powers of two, the last token's large."""
+@cache
+def _uniform_case(length: int, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """q [1, 2, length + 3, 128], k of zeros and v [1, 2, length, 128] of powers of two, the last token's large; and
+    the mean of v.
+    """
     g = torch.Generator().manual_seed(length)
     q = torch.randn(1, 2, length + 3, HEAD_DIM, generator=g)
     v = 2.0 ** torch.randint(-1, 3, (1, 2, length, HEAD_DIM), generator=g)
     # A last token that is lost or counted twice moves these channels far.
     v[..., -1, ::4] = 32.0
-    return q, v
+    return (q.to(dtype), torch.zeros_like(v, dtype=dtype), v.to(dtype)), v.mean(-2, keepdim=True)
 
 
 # -- 2. golden probabilities ----------------------------------------------------------------------------------------
 
 
 def _golden(attention: Attention, case: Case, device: torch.device) -> str | None:
-    q, k, v, levels = _golden_inputs()
+    tensors, levels = _golden_case(case.dtype)
     scale = _STEP / (HEAD_DIM * math.log2(math.e))
-    got = _call(attention, case, device, q, k, v, None, scale)
-    want = _golden_outputs(case.plan, levels)
-    if not torch.isfinite(got).all():
+    got = _call(attention, case, device, tensors, None, scale)
+    want = _golden_outputs(case.plan.probability, tuple(levels.tolist()))
+    if not math.isfinite(got.abs().sum().item()):
         return "attention with known scores gives numbers that are not finite"
     # As a share of the output at the row maximum, where the probability is known: that leaves only probabilities.
     top = got[..., :1]
     if ((top / want[..., :1] - 1).abs() > _PROBABILITY_TOLERANCE).any():
         return "the sum of the probabilities is not that of the specification"
-    wrong = (got / top - want / want[..., :1]).abs() > _PROBABILITY_TOLERANCE * (want / want[..., :1]).abs() + 1e-6
+    got, want = got / top, want / want[..., :1]
+    wrong = (got - want).abs() > _PROBABILITY_TOLERANCE * want.abs() + 1e-6
     if wrong.any():
         _, head, row, channel = wrong.nonzero()[0].tolist()
         return (
             f"a key's probability (head {head}, row {row}, channel {channel}) is "
-            f"{(got / top)[0, head, row, channel].item():.3g} of the largest instead of "
-            f"{(want / want[..., :1])[0, head, row, channel].item():.3g}"
+            f"{got[0, head, row, channel].item():.3g} of the largest instead of "
+            f"{want[0, head, row, channel].item():.3g}"
         )
     return None
 
 
-def _golden_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _shown(shift: int) -> Tensor:
+    """The key that each of the first 64 channels shows. Channel 0 always shows that of the row maximum; the heads
+    differ in the rest.
+    """
+    return torch.cat((torch.zeros(1).long(), 1 + (torch.arange(_SEEN - 1) + shift) % (_SEEN - 1)))
+
+
+@cache
+def _golden_case(dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """q [1, 2, 48, 128], k, v [1, 2, 128, 128], and the score level of each key [128], 190 at the row maximum.
 
     Every row of q and k is constant over the channels, so the Hadamard rotation leaves one channel that holds the
     block's largest magnitude: its codes are exact. The levels' mean is 63 and the largest distance from it 127, so K
-    without its mean still has integer codes. Channel j of V is +64 at key j and -64 at a key without weight: its mean
-    is zero and its E4M3 codes are exact, so the output there is 64 times the probability of key j.
+    without its mean still has integer codes. Channel j of V is +64 at a key and -64 at one without weight: its mean is
+    zero and its E4M3 codes are exact, so the output there is 64 times that key's probability.
     """
     levels = torch.zeros(2 * _SEEN, dtype=torch.int64)
     # 62 .. 190 around 126, the largest first; with the 64 zeros the mean is 63.
     seen = torch.linspace(_LEVELS, 62, _SEEN).round().long()
     seen[_SEEN // 2 :] = 252 - seen[: _SEEN // 2].flip(0)
     levels[:_SEEN] = seen
-    rows = torch.tensor(_ROW_FACTORS).repeat_interleave(16).float()
+    rows = torch.tensor(_ROW_FACTORS).repeat_interleave(16).to(dtype)
     q = rows[:, None].expand(-1, HEAD_DIM).expand(1, 2, -1, -1)
-    k = levels.float()[:, None].expand(-1, HEAD_DIM).expand(1, 2, -1, -1)
-    v = torch.zeros(1, 2, 2 * _SEEN, HEAD_DIM)
+    k = levels.to(dtype)[:, None].expand(-1, HEAD_DIM).expand(1, 2, -1, -1)
+    v = torch.zeros(1, 2, 2 * _SEEN, HEAD_DIM, dtype=dtype)
     index = torch.arange(_SEEN)
-    for head, shift in enumerate((0, 1)):
-        # The heads show their keys in different channels. Channel 0 always shows the key of the row maximum.
-        key = torch.cat((index[:1], 1 + (index[1:] - 1 + shift) % (_SEEN - 1)))
+    for head in (0, 1):
         for first, sign in ((0, 64.0), (_SEEN, -64.0)):
-            v[0, head, key, first + index] = sign
-            v[0, head, _SEEN + key, first + index] = -sign
-    return q, k, v, levels
+            v[0, head, _shown(head), first + index] = sign
+            v[0, head, _SEEN + _shown(head), first + index] = -sign
+    return (q.contiguous(), k.contiguous(), v), levels
 
 
-def _golden_outputs(plan: Plan, levels: Tensor) -> Tensor:
-    """What the specification's rounding of known probabilities gives: fp64 [1, 2, 48, 128]."""
+@cache
+def _golden_outputs(probability: str, levels: tuple[int, ...]) -> Tensor:
+    """What the specification's rounding of known probabilities gives: fp32 [1, 2, 48, 128]."""
     rows = torch.tensor(_ROW_FACTORS).repeat_interleave(16).float()
-    u = rows[:, None] * (levels.float() - _LEVELS) * _STEP
-    if plan.probability == "exp2":
-        p = e4m3(torch.exp2(u) * E4M3_MAX).double() / E4M3_MAX
-        row_sum = torch.exp2(u.double()).sum(-1)
+    u = rows[:, None] * (torch.tensor(levels).float() - _LEVELS) * _STEP
+    if probability == "exp2":
+        p = e4m3(torch.exp2(u) * E4M3_MAX) / E4M3_MAX
+        row_sum = torch.exp2(u).sum(-1)
     else:
-        p = expcast(u, plan.probability).double() * 2.0 ** -TOP_LOG2[plan.probability]
+        p = expcast(u, probability) * 2.0 ** -TOP_LOG2[probability]
         row_sum = p.sum(-1)
-    shown = 64 * (p[:, :_SEEN] - p[:, _SEEN:]) / row_sum[:, None]
-    heads = []
-    for shift in (0, 1):
-        key = torch.cat((torch.zeros(1).long(), 1 + (torch.arange(_SEEN - 1) + shift) % (_SEEN - 1)))
-        heads.append(torch.cat((shown[:, key], -shown[:, key]), -1))
-    return torch.stack(heads)[None]
+    values = 64 * (p[:, :_SEEN] - p[:, _SEEN:]) / row_sum[:, None]
+    heads = [values[:, _shown(head)] for head in (0, 1)]
+    return torch.stack([torch.cat((shown, -shown), -1) for shown in heads])[None]
 
 
 # -- 3. a random case -----------------------------------------------------------------------------------------------
 
 
 def _random(attention: Attention, case: Case, device: torch.device) -> str | None:
-    q, k, v, labels = _random_inputs()
-    # Against what the kernel is given: rounding the inputs to 16 bit is not its error.
-    qe, ke, ve = (x.to(case.dtype).double() for x in (q, k, v))
-    exact = torch.nn.functional.scaled_dot_product_attention(qe, ke, ve)
-    got = _call(attention, case, device, q, k, v, labels if case.plan.demean else None, None)
-    if not torch.isfinite(got).all():
-        return "a random case gives numbers that are not finite"
+    tensors, labels, exact = _random_case(case.dtype)
+    got = _call(attention, case, device, tensors, labels if case.plan.demean else None)
     # For each head by itself, so that one wrong head is not averaged away.
     error = ((got - exact).norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1))).amax().item()
+    if not math.isfinite(error):
+        return "a random case gives numbers that are not finite"
     if error > case.error:
         return (
             f"a random case differs from exact attention by {error:.2%}, more than the {case.error:.2%} of its format"
@@ -213,29 +236,17 @@ def _random(attention: Attention, case: Case, device: torch.device) -> str | Non
     return None
 
 
-def _random_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q [2, 3, 200, 128], k, v [2, 3, 391, 128] with clusters in k and v, and labels uint8 that know them."""
+@cache
+def _random_case(dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]:
+    """q [2, 3, 200, 128], k, v [2, 3, 391, 128] with clusters in k and v, labels uint8 that know them, and the exact
+    attention of the tensors as `dtype` holds them: rounding the inputs to 16 bit is not a kernel's error.
+    """
     b, h, lq, lkv = _RANDOM_SHAPE
     g = torch.Generator().manual_seed(7)
     labels = torch.randint(_GROUPS, (b, h, lkv), generator=g)
     centres = torch.randn(2, _GROUPS, HEAD_DIM, generator=g)
-    q = torch.randn(b, h, lq, HEAD_DIM, generator=g)
-    k = torch.randn(b, h, lkv, HEAD_DIM, generator=g) + 0.4 * centres[0][labels]
-    v = torch.randn(b, h, lkv, HEAD_DIM, generator=g) + centres[1][labels]
-    return q, k, v, labels.to(torch.uint8)
-
-
-def _call(
-    attention: Attention,
-    case: Case,
-    device: torch.device,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    labels: Tensor | None,
-    scale: float | None,
-) -> Tensor:
-    """The output in fp64 on the CPU: the reference there owes nothing to the card."""
-    q, k, v = (x.to(device, case.dtype) for x in (q, k, v))
-    out = attention(q, k, v, case.plan, None if labels is None else labels.to(device), scale)
-    return out.cpu().double()
+    q = torch.randn(b, h, lq, HEAD_DIM, generator=g).to(dtype)
+    k = (torch.randn(b, h, lkv, HEAD_DIM, generator=g) + 0.4 * centres[0][labels]).to(dtype)
+    v = (torch.randn(b, h, lkv, HEAD_DIM, generator=g) + centres[1][labels]).to(dtype)
+    exact = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double()).float()
+    return (q, k, v), labels.to(torch.uint8), exact

@@ -157,7 +157,7 @@ def test_one_code_too_many_is_seen_at_every_level(monkeypatch):
     from vc_attention.kernels.spec.expcast import expcast_codes
     from vc_attention.kernels.spec.formats import e4m3_decode
 
-    levels = selftest._golden_inputs()[3]
+    levels = selftest._golden_case(torch.float32)[1]
     u = torch.tensor(selftest._ROW_FACTORS)[:, None] * (levels[:64] - 190) / 32
     shown = sorted(set(expcast_codes(u, "expcast_wide").flatten().tolist()))
     assert shown[0] == 0 and shown[-1] == 126 and len(shown) > 90
@@ -169,6 +169,12 @@ def test_one_code_too_many_is_seen_at_every_level(monkeypatch):
 
         monkeypatch.setattr(spec_values, "expcast", wrong)
         assert selftest._golden(spec, FAST_BF16, torch.device("cpu")) is not None, code
+
+
+def test_nothing_is_kept_after_the_test():
+    assert selftest.problem(spec, CASES[:1], "cpu") is None
+    for made in (selftest._uniform_case, selftest._golden_case, selftest._golden_outputs, selftest._random_case):
+        assert made.cache_info().currsize == 0
 
 
 def test_another_plan_than_the_one_asked_for_is_seen():
