@@ -80,7 +80,8 @@ def rows_of(x: Tensor) -> Tensor:
     """`x` [B, H, L, 128] itself where the kernels can read its rows, else a contiguous copy."""
     steps = [s for s, n in zip(x.stride()[:3], x.shape[:3], strict=True) if n > 1]
     fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s % 8 == 0 for s in steps)
-    return x if fits else x.contiguous()
+    # Not `contiguous()`: that returns a contiguous tensor as it is, and with it an address that is not aligned.
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def _layout(x: Tensor) -> tuple[int, int, int, int, int]:
@@ -210,7 +211,8 @@ def _group(queue: Queue, v: Tensor, groups: int, previous: Tensor | None, refres
             queue(f"group_assign_{kind}", grid, v, packed, bias, sampled, *layout, count, groups, 1)
             queue(f"group_update_{kind}", update, v, sampled, raw, packed, bias, *layout, count, groups, 0)
     else:
-        source = previous.to(torch.float32).contiguous()
+        source = rows_of(previous.to(torch.float32))
+        source = source if source.is_contiguous() else source.contiguous()
         queue(f"group_place_{kind}", update, source, None, raw, packed, bias, groups, groups)
     scores = torch.empty((n, MAX_GROUPS, MAX_GROUPS), dtype=torch.float32, device=device)
     rank = torch.empty((n, MAX_GROUPS), dtype=torch.int32, device=device)
