@@ -52,7 +52,10 @@ Call = Callable[[], torch.Tensor]
 
 
 def tensors(length: int, heads: int, device: torch.device) -> list[torch.Tensor]:
-    """q, k, v as views [1, H, L, 128] of [1, L, H, 128] bf16: noise around 64 shuffled clusters in K and V."""
+    """q, k, v as views [1, H, L, 128] of [1, L, H, 128] bf16: noise around 64 shuffled clusters in K and V.
+
+    Scores of about 3 nats, so that rows differ and a wrong kernel shows.
+    """
     g = torch.Generator(device).manual_seed(0)
     member = torch.randint(0, 64, (length,), device=device, generator=g)
     made = []
@@ -60,13 +63,14 @@ def tensors(length: int, heads: int, device: torch.device) -> list[torch.Tensor]
         x = torch.randn(1, length, heads, 128, device=device, generator=g).to(torch.bfloat16)
         centres = scale * torch.randn(64, heads, 128, device=device, generator=g)
         made.append(x.add_(centres.to(torch.bfloat16)[member]).transpose(1, 2))
+    made[0] = made[0] * 3
     return made
 
 
 def milliseconds(calls: dict[str, Call], device: torch.device, rounds: int, repeats: int) -> dict[str, float]:
     """Median time of each call over `rounds` turns, each the mean of `repeats` calls back to back."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for name, run in calls.items():
+    for run in calls.values():
         run()
     for _ in range(rounds):
         for name, run in calls.items():
@@ -200,8 +204,8 @@ def main() -> int:
         rows.append(row)
         took, peak = row["ms"], row["peak_mib"]
         print(
-            f"| {name} ({row['attention']}) | {took['attention']:.3f} | {took['guard']:.3f} | {row['queueing_ms']:.3f} | "
-            f"{'' if peak is None else f'{peak:.1f}'} | {100 * row['share']:.3f} % | {took['all heads']:.3f} | "
+            f"| {name} ({row['attention']}) | {took['attention']:.3f} | {took['guard']:.3f} | "
+            f"{row['queueing_ms']:.3f} | {'' if peak is None else f'{peak:.1f}'} | {100 * row['share']:.3f} % | {took['all heads']:.3f} | "
             f"{100 * row['share_all_heads']:.3f} % | {row['agreement']:.5f} | {row['agreement_permuted']:.3f} |",
             flush=True,
         )

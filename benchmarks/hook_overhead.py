@@ -244,13 +244,14 @@ def main() -> int:
     print(f"bar: overhead under {BAR_MICROSECONDS:g} us; worst {worst:.2f} us")
     print()
     print(
-        f"guard of one call (40 heads, {guard['keys']:g} keys): {guard['operations']:g} operations, {guard['us']:.0f} us"
+        f"guard of one call (40 heads, {guard['keys']:g} keys): {guard['operations']:g} operations, "
+        f"{guard['us']:.0f} us"
     )
     print()
     print(
-        f"host reads: {reads['reads_in_calls']} in {reads['calls']} accelerated calls, {reads['guarded']} of them guarded"
+        f"host reads: {reads['reads_in_calls']} in {reads['calls']} accelerated calls, {reads['guarded']} of them "
+        "guarded (bar: 0);"
     )
-    print("            (bar: 0);")
     print(f"            {reads['reads_in_forwards']} in {reads['forwards']} forward passes (at most {allowed}: the")
     print("            schedule, one per pass, one more for the first pass of each phase)")
     print("passed" if passed else "FAILED")
