@@ -205,8 +205,8 @@ def main() -> int:
         took, peak = row["ms"], row["peak_mib"]
         print(
             f"| {name} ({row['attention']}) | {took['attention']:.3f} | {took['guard']:.3f} | "
-            f"{row['queueing_ms']:.3f} | {'' if peak is None else f'{peak:.1f}'} | {100 * row['share']:.3f} % | {took['all heads']:.3f} | "
-            f"{100 * row['share_all_heads']:.3f} % | {row['agreement']:.5f} | {row['agreement_permuted']:.3f} |",
+            f"{row['queueing_ms']:.3f} | {'' if peak is None else f'{peak:.1f}'} | {100 * row['share']:.3f} % | "
+            f"{took['all heads']:.3f} | {100 * row['share_all_heads']:.3f} % | {row['agreement']:.5f} | {row['agreement_permuted']:.3f} |",
             flush=True,
         )
     faults = [fault for row in rows for fault in row["faults"]]
