@@ -203,12 +203,19 @@ def main() -> int:
         row = bench(name, device, arguments.steps, arguments.phases, arguments.rounds)
         rows.append(row)
         took, peak = row["ms"], row["peak_mib"]
-        print(
-            f"| {name} ({row['attention']}) | {took['attention']:.3f} | {took['guard']:.3f} | "
-            f"{row['queueing_ms']:.3f} | {'' if peak is None else f'{peak:.1f}'} | {100 * row['share']:.3f} % | "
-            f"{took['all heads']:.3f} | {100 * row['share_all_heads']:.3f} % | {row['agreement']:.5f} | {row['agreement_permuted']:.3f} |",
-            flush=True,
-        )
+        cells = [
+            f"{name} ({row['attention']})",
+            f"{took['attention']:.3f}",
+            f"{took['guard']:.3f}",
+            f"{row['queueing_ms']:.3f}",
+            "" if peak is None else f"{peak:.1f}",
+            f"{100 * row['share']:.3f} %",
+            f"{took['all heads']:.3f}",
+            f"{100 * row['share_all_heads']:.3f} %",
+            f"{row['agreement']:.5f}",
+            f"{row['agreement_permuted']:.3f}",
+        ]
+        print(f"| {' | '.join(cells)} |", flush=True)
     faults = [fault for row in rows for fault in row["faults"]]
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": rows, "faults": faults}, indent=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The numeric guard in real ComfyUI: a kernel that goes wrong in one layer, and the clip that comes out all the same."""
+"""The numeric guard in real ComfyUI: a kernel that goes wrong in one layer, and a clip that is whole all the same."""
 
 from __future__ import annotations
 
