@@ -210,7 +210,7 @@ MUTANTS = (
     ),
     Mutant(
         "override fights", "an older hook of ours steps aside", "nodes/hook.py",
-        *("    forward.nested = True\n", ""), (OVERRIDES, "tests/nodes/test_hook.py"),
+        *("    forward.nested = True\n", ""), (OVERRIDES, "tests/nodes/test_hook_slot.py"),
     ),
     Mutant(
         "override fights", "a call without the pass's record is left alone", "nodes/eligibility.py",
