@@ -382,3 +382,23 @@ def test_nothing_waits_for_the_device():
     with hook_overhead.MethodReads() as methods, hook_overhead.OperationReads() as operations:
         agreement(q, k, v, out, turn=3)
     assert methods.seen == [] and operations.seen == []
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_number_is_the_same_and_nothing_synchronises():
+    q, k, v = (t.bfloat16() for t in gaussian(1000, 3000, heads=12, batch=2, spread=3.0))
+    out = sdpa(q, k, v)
+    out[:, 3] += 0.02
+    wanted = agreement(q, k, v, out, turn=1)
+    on_gpu = [t.transpose(1, 2).contiguous().cuda().transpose(1, 2) for t in (q, k, v, out)]
+    agreement(*on_gpu, turn=1)  # the first call loads libraries
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = agreement(*on_gpu, turn=1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.max_memory_allocated() - before < 1.1 * guard.TEMPORARY_BYTES + (1 << 20)
+    torch.testing.assert_close(found.cpu(), wanted, rtol=0, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Strides, offsets beyond 32 bits, dtypes and mutation, at the library's own door (the hook's: test_hook_outputs.py)."""
+"""Strides, offsets beyond 32 bits, dtypes and mutation, at the library's own door."""
 
 from __future__ import annotations
 
