@@ -1,6 +1,7 @@
 """Low-bit attention as a library: plans, backends and their reasons. There is no ComfyUI in here."""
 
 from .grouping import Labels, auto_groups, group
+from .guard import agreement, least_agreement
 from .launch.verdicts import set_folder
 from .ops import attention
 from .plan import BLOCK, EXACT, FAITHFUL, FAST, FOUR_BIT, PRESETS, Plan
@@ -20,11 +21,13 @@ __all__ = [
     "Plan",
     "Reason",
     "UnsupportedError",
+    "agreement",
     "attention",
     "auto_groups",
     "backends",
     "describe_device",
     "group",
+    "least_agreement",
     "set_folder",
     "supports",
 ]
