@@ -241,7 +241,7 @@ MUTANTS = (
     ),
     Mutant(
         "unsupported GPU text", "the text names the card", "kernels/cards.py",
-        *('card = f"{name} (compute capability', 'card = f"This card (compute capability'),
+        *('return f"{name} (compute capability', 'return f"This card (compute capability'),
         ("tests/known_failures/test_cards.py",),
     ),
     Mutant(
