@@ -39,11 +39,12 @@ _LATER = f"Run install.py again when the network is back. {_BY_HAND}"
 
 
 class _Again(Exception):  # noqa: N818 - a wish, not an error
-    """This try failed in a way that the next one may not."""
+    """This try failed in a way that the next one may not. slow: it was given up although something arrived."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, slow: bool = False) -> None:
         super().__init__(text)
         self.text = text
+        self.slow = slow
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -72,7 +73,7 @@ def fetch(url: str, part: Path, wheel: Wheel, timeout: float) -> bytes:
                 _receive(url, part, wheel, timeout, progress)
             except _Again as again:
                 last = again.text
-                if _size(part) > before:
+                if _size(part) > before and not again.slow:
                     pauses = iter(PAUSES)  # it moves
                 pause = next(pauses, None)
                 if pause is None:
@@ -179,7 +180,7 @@ def _blocks(response: HTTPResponse, url: str, start: int, wheel: Wheel, timeout:
             raise Trouble(f"{shown(url)} is larger than the file that this version of the pack pins.", _BY_HAND)
         yield block
         if time.monotonic() - began > timeout + received / SLOWEST:
-            raise _Again(f"The transfer from {host_of(url)} is too slow.")
+            raise _Again(f"The transfer from {host_of(url)} is too slow.", slow=True)
 
 
 def _opened(part: Path, start: int) -> IO[bytes]:

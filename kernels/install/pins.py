@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..families import FAMILIES, arch_of, wheel_name
-from .trouble import Trouble
+from .trouble import Trouble, reading_failed
 
 SCHEMA = 1
 #: Cubins of all kernels of a family take a few megabytes; nothing near this is ever pinned, or held in memory.
@@ -65,7 +65,7 @@ def read_pins(kernels: Path) -> Pins:
     except FileNotFoundError:
         return Pins()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Trouble(f"{path} cannot be read ({type(error).__name__}).", "Reinstall or update the pack.") from error
+        raise Trouble(f"{path} is {reading_failed(error)}.", "Reinstall or update the pack.") from error
     return Pins(version, wheels)
 
 

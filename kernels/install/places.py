@@ -39,6 +39,8 @@ def places_of(pack: Path, pins: Pins, wheel: Wheel, given: str | None) -> list[P
             places.append(_given(given, wheel))
         except Trouble as trouble:
             places.append(trouble)
+        except ValueError as error:
+            places.append(Trouble(f"--from {given} is not an address ({error}).", _ELSEWHERE))
     beside = pack / "wheels" / wheel.file
     if beside.is_file():
         places.append(Place(beside))

@@ -19,7 +19,7 @@ from ..families import FAMILIES, package_name
 from . import archive
 from .files import remove_tree, replace, sync_folder, token, write_over
 from .pins import Wheel
-from .trouble import Trouble, of_writing
+from .trouble import Trouble, of_writing, reading_failed
 
 SCHEMA = 1
 DOWNLOADS = ".download"
@@ -66,7 +66,7 @@ def installed(prebuilt: Path, family: str) -> Installed | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return Installed(family, "", "", pointer, (), "pointer", f"{pointer.name} cannot be read ({_kind(error)})")
+        return Installed(family, "", "", pointer, (), "pointer", f"{pointer.name} is {reading_failed(error)}")
 
 
 def by_hand(prebuilt: Path) -> list[Installed]:
@@ -94,7 +94,7 @@ def as_package(family: str) -> Installed | None:
     try:
         version = str(json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["version"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return Installed(family, "", "", folder, archs, "package", f"provenance.json cannot be read ({_kind(error)})")
+        return Installed(family, "", "", folder, archs, "package", f"provenance.json is {reading_failed(error)}")
     return Installed(family, version, "", folder, archs, "package", problem_of(folder, archs))
 
 
@@ -129,12 +129,8 @@ def problem_of(folder: Path, archs: Sequence[str]) -> str:
         except FileNotFoundError:
             return f"{arch}/{place} is missing"
         except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"{arch}/{place} cannot be read ({_kind(error)})"
+            return f"{arch}/{place} is {reading_failed(error)}"
     return ""
-
-
-def _kind(error: Exception) -> str:
-    return type(error).__name__
 
 
 def put(prebuilt: Path, wheel: Wheel, version: str, data: bytes) -> None:

@@ -29,3 +29,8 @@ def of_writing(error: OSError, folder: Path) -> Trouble:
             "Close ComfyUI, make the folder writable or become its owner, and run install.py again.",
         )
     return Trouble(f"Writing in {folder} failed ({reason}).", "Run install.py again.")
+
+
+def reading_failed(error: Exception) -> str:
+    """What a file is that could not be read or understood."""
+    return f"not readable ({error.strerror or error})" if isinstance(error, OSError) else "damaged"

@@ -1,0 +1,51 @@
+"""Run a pack's install.py on a machine whose NVIDIA driver is faked: what `ctypes.CDLL` opens answers as libcuda does.
+
+    python faked_install.py SPEC PACK/install.py ARGUMENTS...
+
+SPEC is JSON: `machine` (a name of fake_cards.MACHINES), `cuda` (driver version, 13000 is CUDA 13.0), `pause` (longest
+sleep in seconds: retries back off for real, only faster), `slow_writes` (seconds that each write to disk takes).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:] = [str(Path(__file__).resolve().parent), *sys.path[1:]]
+
+from fake_cards import MACHINES, FakeDriver  # noqa: E402 - this folder is not on the path before
+
+
+def main() -> None:
+    """Fake, then run."""
+    spec = json.loads(sys.argv[1])
+    cards = MACHINES[spec.get("machine", "cpu")]
+
+    def library(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name != "libcuda.so.1" or not cards:
+            raise OSError(f"{name}: cannot open shared object file")
+        return FakeDriver(cards, spec.get("cuda", 13000))
+
+    ctypes.CDLL = library  # type: ignore[assignment,misc]
+    sleep, sync = time.sleep, os.fsync
+    time.sleep = lambda seconds: sleep(min(seconds, spec.get("pause", 0.02)))
+    if "slow_writes" in spec:
+
+        def fsync(handle: int) -> None:
+            sleep(spec["slow_writes"])
+            sync(handle)
+
+        os.fsync = fsync
+    sys.path.pop(0)
+    sys.argv[:] = sys.argv[2:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
