@@ -74,7 +74,7 @@ def _result(outcome: Outcome) -> str:
         return f"are installed ({outcome.where}); there is nothing to do."
     if outcome.state == WOULD:
         return f"would be installed ({outcome.where})."
-    why = " ".join(trouble.text for trouble in outcome.troubles)
+    why = " ".join(dict.fromkeys(trouble.text for trouble in outcome.troubles))
     advice = list(dict.fromkeys(trouble.advice for trouble in outcome.troubles if trouble.advice))[-1:]
     if outcome.kept:
         result = f"could not be brought up to date. {why} Version {outcome.kept}, installed before, stays in use."

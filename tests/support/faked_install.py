@@ -3,7 +3,9 @@
     python faked_install.py SPEC PACK/install.py ARGUMENTS...
 
 SPEC is JSON: `machine` (a name of fake_cards.MACHINES), `cuda` (driver version, 13000 is CUDA 13.0), `pause` (longest
-sleep in seconds: retries back off for real, only faster), `slow_writes` (seconds that each write to disk takes).
+sleep in seconds: retries back off for real, only faster), `slow_writes` (seconds that each write to disk takes),
+`windows` (the branches that ask sys.platform take Windows's side: its driver library, its locks, and an os.replace that
+a scanner holds up).
 """
 
 from __future__ import annotations
@@ -22,13 +24,24 @@ sys.path[:] = [str(Path(__file__).resolve().parent), *sys.path[1:]]
 from fake_cards import MACHINES, FakeDriver  # noqa: E402 - this folder is not on the path before
 
 
+def pretend_windows() -> None:
+    """What the installer's Windows branches meet there."""
+    from fake_windows import FakeMsvcrt, busy
+
+    sys.platform = "win32"
+    sys.modules["msvcrt"] = FakeMsvcrt()  # type: ignore[assignment]
+    os.replace = busy(os.replace, 2)
+
+
 def main() -> None:
     """Fake, then run."""
     spec = json.loads(sys.argv[1])
     cards = MACHINES[spec.get("machine", "cpu")]
 
+    wanted = "nvcuda.dll" if spec.get("windows") else "libcuda.so.1"
+
     def library(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name != "libcuda.so.1" or not cards:
+        if name != wanted or not cards:
             raise OSError(f"{name}: cannot open shared object file")
         return FakeDriver(cards, spec.get("cuda", 13000))
 
@@ -42,6 +55,8 @@ def main() -> None:
             sync(handle)
 
         os.fsync = fsync
+    if spec.get("windows"):
+        pretend_windows()
     sys.path.pop(0)
     sys.argv[:] = sys.argv[2:]
     runpy.run_path(sys.argv[0], run_name="__main__")
