@@ -101,6 +101,7 @@ def examine(
                 "memory": card.memory,
                 "runs": verdict.runs,
                 "code": verdict.code,
+                "family": verdict.family,
                 "text": verdict.text,
             }
             for card, verdict in zip(here, verdicts, strict=True)
@@ -188,6 +189,7 @@ def missing(findings: dict) -> list[dict[str, str]]:
             f"ComfyUI {findings['comfyui']['version']} is not set up here.",
             "`python3 run.py serve` sets it up, or name yours with --comfyui DIR.",
         ))  # fmt: skip
+    damaged = {build["family"] for build in findings["kernels"] if not build["good"]}
     for build in findings["kernels"]:
         if not build["good"]:
             absent.append((
@@ -196,12 +198,13 @@ def missing(findings: dict) -> list[dict[str, str]]:
                 if build["origin"] == "pointer"
                 else "Build or install them anew, or remove them.",
             ))  # fmt: skip
-    for name in dict.fromkeys(card["name"] for card in cards if card["code"] == "not_installed"):
+    lacking = [card for card in cards if card["code"] == "not_installed"]
+    for name in dict.fromkeys(card["name"] for card in lacking if card["family"] not in damaged):
         absent.append((
             f"The kernels for {name} are not installed.",
             "`python install.py` with ComfyUI's Python installs them.",
         ))  # fmt: skip
-    if not any(card["runs"] or card["code"] == "not_installed" for card in cards):
+    if not lacking and not any(card["runs"] for card in cards):
         absent.append((
             "No low-bit kernel runs on this machine.",
             "Nothing to do: ComfyUI's own attention runs. `run.py replay` shows the numbers with the slow emulation.",

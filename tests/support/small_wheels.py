@@ -37,12 +37,12 @@ def files_of(family: str, version: str = VERSION, size: int = 6000, kernels: int
     return files
 
 
-def zipped(files: dict[str, bytes]) -> bytes:
-    """A zip archive of the files."""
+def zipped(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    """A zip archive of the files. Without compression its bytes are the same with every zlib."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in files.items():
-            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data, zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data, compression)
     return buffer.getvalue()
 
 

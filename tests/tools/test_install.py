@@ -185,7 +185,7 @@ def test_an_image_is_built_where_no_card_is_seen(pack: Pack) -> None:
 def test_a_driver_that_is_too_old_is_said(pack: Pack) -> None:
     beside(pack)
     line = pack.run(cuda=12020)
-    assert "serves CUDA 12.2 and the kernels need 12.4: until it is updated, ComfyUI's own attention runs." in line
+    assert "serves CUDA 12.2, and the kernels are made for 12.4 or newer: update the driver." in line
 
 
 def test_remove_and_list(pack: Pack) -> None:
