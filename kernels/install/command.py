@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,13 +92,15 @@ def bring(pack: Path, pins: Pins, wheel: Wheel, chosen: argparse.Namespace) -> O
     prebuilt = pack / "kernels" / "prebuilt"
     there = _there(prebuilt, pins, wheel)
     if there:
+        if not chosen.dry_run:
+            _tidy(prebuilt, wheel)
         return Outcome(THERE, there)
     places = places_of(pack, pins, wheel, chosen.given)
     if chosen.dry_run:
         return _would(places, wheel)
     troubles: list[Trouble] = []
     try:
-        with Lock(prebuilt / ".lock", lambda: say("VC-Attention: waiting for another install.py.")) as lock:
+        with Lock(prebuilt / ".lock", _waiting) as lock:
             there = _there(prebuilt, pins, wheel)
             if there:
                 return Outcome(THERE, there)  # the other one brought it
@@ -134,6 +137,20 @@ def _there(prebuilt: Path, pins: Pins, wheel: Wheel) -> str:
     return ""
 
 
+def _tidy(prebuilt: Path, wheel: Wheel) -> None:
+    """Remove what an install that was ended, or files that were held, left behind."""
+    build = store.installed(prebuilt, wheel.family)
+    if build is None or build.sha256 != wheel.sha256 or not store.leftovers(prebuilt, wheel):
+        return
+    with contextlib.suppress(Trouble), Lock(prebuilt / ".lock", _waiting) as lock:
+        if lock.held:
+            store.tidy(prebuilt, wheel)
+
+
+def _waiting() -> None:
+    say("VC-Attention: waiting for another install.py.")
+
+
 def _would(places: Sequence[Place | Trouble], wheel: Wheel) -> Outcome:
     troubles = tuple(place for place in places if isinstance(place, Trouble))
     first = next((place for place in places if isinstance(place, Place)), None)
@@ -151,7 +168,7 @@ def remove(pack: Path, dry_run: bool) -> str:
     back = f"{cards.OWN_ATTENTION} then; install.py brings them back."
     if dry_run:
         return f"the kernels for {' and '.join(here)} would be removed. {back}"
-    with Lock(prebuilt / ".lock", lambda: say("VC-Attention: waiting for another install.py.")):
+    with Lock(prebuilt / ".lock", _waiting):
         removed, left = store.remove(prebuilt)
     text = f"the kernels for {' and '.join(removed or here)} are removed. Restart ComfyUI; {back}"
     if left:

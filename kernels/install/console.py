@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -22,7 +23,8 @@ def say(text: str, end: str = "\n") -> None:
         stream.flush()
     except BrokenPipeError:
         # Python flushes once more when it ends, and would turn the failure of that into an exit status
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except (OSError, ValueError):
         sys.stdout = None
 

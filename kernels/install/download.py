@@ -267,7 +267,8 @@ def host_of(url: str) -> str:
     """The server of an address, without account and password."""
     try:
         address = urllib.parse.urlsplit(url)
-        return f"{address.hostname or url}" + (f":{address.port}" if address.port else "")
+        name = address.hostname or "the server"
+        return (f"[{name}]" if ":" in name else name) + (f":{address.port}" if address.port else "")
     except ValueError:
         return "the server"
 

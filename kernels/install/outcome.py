@@ -50,8 +50,8 @@ def _card(
     text = f"{cards.title(card.name, card.capability)}: {_kernels(_family(card, available))} {_result(outcome)}"
     if cuda is not None and cuda < detect.OLDEST_CUDA:
         text += (
-            f" The NVIDIA driver serves CUDA {_dotted(cuda)}, and the kernels are made for {_dotted(detect.OLDEST_CUDA)} "
-            "or newer: update the driver."
+            f" The NVIDIA driver serves CUDA {_dotted(cuda)}, and the kernels are made for "
+            f"{_dotted(detect.OLDEST_CUDA)} or newer: update the driver."
         )
     return text
 

@@ -170,15 +170,20 @@ def part_of(prebuilt: Path, wheel: Wheel) -> Path:
     return prebuilt / DOWNLOADS / f"{wheel.file}.{wheel.build}.part"
 
 
+def leftovers(prebuilt: Path, wheel: Wheel) -> list[Path]:
+    """What installs of a wheel's family left behind: builds before it, broken-off ones, downloads."""
+    return [
+        *(path for path in _entries(prebuilt / wheel.family) if path.name != wheel.build),
+        *prebuilt.glob(f".{wheel.family}.json.*.tmp"),
+        *(prebuilt / DOWNLOADS).glob(f"{package_name(wheel.family)}-*.part"),
+    ]
+
+
 def tidy(prebuilt: Path, wheel: Wheel) -> None:
-    """Remove what a finished install leaves behind: builds before it, broken-off ones, downloads. As far as it goes:
-    on Windows a running ComfyUI may hold an old file until the next time.
+    """Remove the leftovers of a family whose build is `wheel`, under the lock. As far as it goes: on Windows a running
+    ComfyUI may hold an old file until the next time.
     """
-    family = prebuilt / wheel.family
-    leftovers = [path for path in _entries(family) if path.name != wheel.build]
-    leftovers += list(prebuilt.glob(f".{wheel.family}.json.*.tmp"))
-    leftovers += list((prebuilt / DOWNLOADS).glob(f"{package_name(wheel.family)}-*.part"))
-    for path in leftovers:
+    for path in leftovers(prebuilt, wheel):
         _remove(path)
     with contextlib.suppress(OSError):
         (prebuilt / DOWNLOADS).rmdir()  # unless another family's download waits in it

@@ -3,7 +3,8 @@
     python faked_install.py SPEC PACK/install.py ARGUMENTS...
 
 SPEC is JSON: `machine` (a name of fake_cards.MACHINES), `cuda` (driver version, 13000 is CUDA 13.0), `pause` (longest
-sleep in seconds: retries back off for real, only faster), `slow_writes` (seconds that each write to disk takes),
+sleep in seconds: retries back off for real, only faster), `hang_at` (the write to disk, counted from 1, that never
+comes back, once it has happened) and `marker` (the file that it makes then),
 `windows` (the branches that ask sys.platform take Windows's side: its driver library, its locks, and an os.replace that
 a scanner holds up).
 """
@@ -48,11 +49,16 @@ def main() -> None:
     ctypes.CDLL = library  # type: ignore[assignment,misc]
     sleep, sync = time.sleep, os.fsync
     time.sleep = lambda seconds: sleep(min(seconds, spec.get("pause", 0.02)))
-    if "slow_writes" in spec:
+    if "hang_at" in spec:
+        left = spec["hang_at"]
 
         def fsync(handle: int) -> None:
-            sleep(spec["slow_writes"])
+            nonlocal left
             sync(handle)
+            left -= 1
+            if left == 0:
+                Path(spec["marker"]).touch()
+                sleep(600)
 
         os.fsync = fsync
     if spec.get("windows"):

@@ -140,6 +140,11 @@ def test_old_files_that_comfyui_holds_go_the_next_time(
         assert "are installed now" in capsys.readouterr().out
         check_build(pack.prebuilt, data=NEW)
         assert len(list((pack.prebuilt / "hopper").iterdir())) == 2
+    command.main(pack.folder, ["--family", "hopper"])
+    assert "there is nothing to do" in capsys.readouterr().out
+    assert len(list((pack.prebuilt / "hopper").iterdir())) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda folder, ignore_errors: None)
         command.main(pack.folder, ["--remove"])
         line = capsys.readouterr().out
         assert "Some files stay until ComfyUI is closed and install.py --remove runs again" in line
