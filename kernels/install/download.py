@@ -5,6 +5,7 @@ What is not the file (a web page with status 200, another build, more bytes than
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import time
@@ -143,7 +144,13 @@ def _open(url: str, have: int, timeout: float) -> HTTPResponse:
     # ProxyHandler, one of the defaults, follows the system's and the environment's settings
     opener = urllib.request.build_opener(_Redirects())
     try:
-        return opener.open(urllib.request.Request(_encoded(url), headers=headers), timeout=timeout)
+        address = urllib.parse.urlsplit(_encoded(url))
+        account, _, server = address.netloc.rpartition("@")
+        request = urllib.request.Request(address._replace(netloc=server).geturl(), headers=headers)
+        if account:
+            word = base64.b64encode(urllib.parse.unquote_to_bytes(account)).decode("ascii")
+            request.add_unredirected_header("Authorization", f"Basic {word}")  # for this server, not for the next
+        return opener.open(request, timeout=timeout)
     except ValueError as error:  # InvalidURL is one, and also what an impossible host name raises
         raise Trouble(f"{shown(url)} is not an address that can be opened ({error}).", _BY_HAND) from error
 

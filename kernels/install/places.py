@@ -40,7 +40,7 @@ def places_of(pack: Path, pins: Pins, wheel: Wheel, given: str | None) -> list[P
         except Trouble as trouble:
             places.append(trouble)
         except ValueError as error:
-            places.append(Trouble(f"--from {given} is not an address ({error}).", _ELSEWHERE))
+            places.append(Trouble(f"What --from names is not an address ({error}).", _ELSEWHERE))
     beside = pack / "wheels" / wheel.file
     if beside.is_file():
         places.append(Place(beside))
@@ -62,7 +62,7 @@ def _given(text: str, wheel: Wheel) -> Place:
     if scheme == "file":
         text = urllib.request.url2pathname(urllib.parse.urlsplit(text).path)
     elif scheme:
-        raise Trouble(f"--from {text}: there is no way to fetch from {scheme} addresses.", _ELSEWHERE)
+        raise Trouble(f"There is no way to fetch from {scheme} addresses, as --from names one.", _ELSEWHERE)
     path = Path(text).expanduser()
     if path.is_dir():
         path = path / wheel.file

@@ -30,6 +30,8 @@ class WheelServer(ThreadingHTTPServer):
         self.faults: list[str] = [""]
         #: (path, Range header or "") of every request.
         self.requests: list[tuple[str, str]] = []
+        #: Their Authorization headers.
+        self.accounts: list[str] = []
         #: Bytes a second when set, for downloads that take a while.
         self.rate = 0
         self.scheme = "http"
@@ -61,6 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         wanted = self.headers.get("Range", "")
         self.server.requests.append((self.path, wanted))
+        self.server.accounts.append(self.headers.get("Authorization", ""))
         fault = self.server.fault()
         data = self.server.files.get(self.path.rpartition("/")[2].partition("?")[0])
         if fault.isdigit():

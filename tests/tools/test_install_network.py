@@ -196,15 +196,23 @@ def test_an_impossible_address(pack: Pack, address: str) -> None:
 
 def test_from_an_address(pack: Pack, server: WheelServer) -> None:
     pack.repository(NOWHERE)
-    pack.run("--from", server.address.replace("//", "//user:secret@") + "?token=1")
     assert "are installed now" in pack.run("--from", f"{server.address}a folder/\u00fc?token=2")
     assert server.requests[-1][0] == f"/wheels/a%20folder/%C3%BC/{NAME}?token=2"
     check_build(pack.prebuilt, data=NEW)
 
 
-def test_a_password_in_an_address_is_not_shown(pack: Pack) -> None:
-    line = pack.run("--from", "http://user:secret@127.0.0.1:9/?key=hidden")
-    assert "secret" not in line and "hidden" not in line
+def test_an_account_in_an_address_is_used_and_not_shown(pack: Pack, server: WheelServer) -> None:
+    address = server.address.replace("//", "//me:sec%72et@") + "?key=hidden"
+    server.faults = ["404"]
+    lines = [pack.run("--from", address, *more) for more in (["--dry-run"], [])]
+    server.faults = ["redirect", ""]
+    lines.append(pack.run("--from", address))
+    assert "does not exist" in lines[1] and "are installed now" in lines[2]
+    for line in lines:
+        assert f"{server.address}{NAME}" in line
+        assert not [word for word in ("me:", "sec", "hidden") if word in line.replace("does not exist", "")]
+    ours = "Basic bWU6c2VjcmV0"
+    assert server.accounts == [ours, "", ours, ""]  # the release address and a redirect's target are not told
 
 
 def test_through_a_proxy_of_the_environment(pack: Pack, server: WheelServer) -> None:
