@@ -313,7 +313,7 @@ MUTANTS = (
         *('not in ("http", "https"):', 'not in ("http", "https", "ftp"):'), (NETWORK,),
     ),
     Mutant(
-        "installer", "passwords are not shown", "kernels/install/download.py",
+        "installer", "passwords are not shown", "kernels/install/address.py",
         *('return f"{address.scheme}://{host_of(url)}{address.path}"', "return url"), (NETWORK,),
     ),
     Mutant(

@@ -17,6 +17,7 @@ from http.client import HTTPException, HTTPResponse, IncompleteRead, InvalidURL
 from pathlib import Path
 from typing import IO, Any
 
+from .address import encoded, host_of, shown
 from .console import Progress
 from .pins import Wheel
 from .trouble import Trouble, of_writing
@@ -144,7 +145,7 @@ def _open(url: str, have: int, timeout: float) -> HTTPResponse:
     # ProxyHandler, one of the defaults, follows the system's and the environment's settings
     opener = urllib.request.build_opener(_Redirects())
     try:
-        address = urllib.parse.urlsplit(_encoded(url))
+        address = urllib.parse.urlsplit(encoded(url))
         account, _, server = address.netloc.rpartition("@")
         request = urllib.request.Request(address._replace(netloc=server).geturl(), headers=headers)
         if account:
@@ -268,26 +269,3 @@ def _way(url: str) -> str:
     if not proxy or urllib.request.proxy_bypass(address.hostname or ""):
         return ""
     return f" through the proxy {host_of(proxy if '//' in proxy else '//' + proxy)}"
-
-
-def host_of(url: str) -> str:
-    """The server of an address, without account and password."""
-    try:
-        address = urllib.parse.urlsplit(url)
-        name = address.hostname or "the server"
-        return (f"[{name}]" if ":" in name else name) + (f":{address.port}" if address.port else "")
-    except ValueError:
-        return "the server"
-
-
-def shown(url: str) -> str:
-    """An address that may be shown and copied: without account, password and query."""
-    try:
-        address = urllib.parse.urlsplit(url)
-        return f"{address.scheme}://{host_of(url)}{address.path}"
-    except ValueError:
-        return "the address"
-
-
-def _encoded(url: str) -> str:
-    return urllib.parse.quote(url, safe="%/:?#[]@!$&'()*+,;=~")

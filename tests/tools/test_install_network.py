@@ -215,6 +215,19 @@ def test_an_account_in_an_address_is_used_and_not_shown(pack: Pack, server: Whee
     assert server.accounts == [ours, "", ours, ""]  # the release address and a redirect's target are not told
 
 
+def test_the_registrys_archive_has_no_downloader_and_needs_none(pack: Pack, server: WheelServer) -> None:
+    (pack.folder / "kernels" / "install" / "download.py").unlink()
+    line = pack.run()
+    assert "This copy of the pack downloads nothing by itself." in line and KEPT in line
+    assert f"Get {server.address}owner/pack/releases/download/v0.1.0/{NAME} with a browser" in line
+    check_build(pack.prebuilt, data=OLD)
+    (pack.folder / "wheels").mkdir()
+    (pack.folder / "wheels" / NAME).write_bytes(NEW)
+    assert "are installed now" in pack.run()
+    check_build(pack.prebuilt, data=NEW)
+    assert server.requests == []
+
+
 def test_through_a_proxy_of_the_environment(pack: Pack, server: WheelServer) -> None:
     pack.repository("http://release.invalid/owner/pack")
     proxy = f"http://127.0.0.1:{server.server_address[1]}"

@@ -13,7 +13,7 @@ import small_wheels
 from fake_windows import FakeMsvcrt, busy
 from installing import Pack
 from small_wheels import check_build
-from vc_attention.kernels.install import command, files, places, store
+from vc_attention.kernels.install import address, command, files, places, store
 from vc_attention.kernels.install.lock import Lock
 from vc_attention.kernels.install.trouble import Trouble
 
@@ -162,3 +162,16 @@ def test_paths_of_windows_are_no_addresses(pack: Pack, given: str) -> None:
     pins = command.read_pins(pack.folder / "kernels")
     first = places.places_of(pack.folder, pins, pins.wheels[0], given)[0]
     assert isinstance(first, Trouble) and first.text == f"--from {given}: there is no such file or folder."
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("file:///C:/a%20folder/w%C3%BC", "C:/a folder/w\u00fc"),
+        ("file://server/share/wheels", "//server/share/wheels"),
+        ("file://localhost/wheels", "/wheels"),
+        ("file:///wheels", "/wheels"),
+    ],
+)
+def test_file_addresses_of_windows(url: str, path: str) -> None:
+    assert address.local_path(url) == Path(path)
