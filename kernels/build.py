@@ -47,18 +47,23 @@ def package_version() -> str:
     return found[1]
 
 
-def build(folder: Path, only: str = "") -> dict[str, Any]:
-    """Compile the kernels whose name contains `only` into `folder`, write manifest.json there and return it."""
+def build(folder: Path, only: str = "", tuning: str = "") -> dict[str, Any]:
+    """Compile kernels into `folder`, write manifest.json there and return it.
+
+    `only`: an expression that is found in the names of those to compile.
+    `tuning`: see `cute.config.Tuning`; empty for what is shipped.
+    """
     package_without_torch()
     from cutlass import __version__ as compiler_version
     from vc_attention.kernels.cute.catalogue import buildables
+    from vc_attention.kernels.cute.config import Tuning
     from vc_attention.kernels.cute.elf import read_cubin
     from vc_attention.kernels.launch.abi import ABI
 
     folder.mkdir(parents=True, exist_ok=True)
     kernels, targets = [], set()
-    for kernel in buildables():
-        if only not in kernel.name:
+    for kernel in buildables(Tuning.parse(tuning)):
+        if not re.search(only, kernel.name):
             continue
         with tempfile.TemporaryDirectory() as dump:
             kernel.compile(f"--keep-cubin --keep-ptx --dump-dir {dump}")
@@ -107,9 +112,10 @@ def build(folder: Path, only: str = "") -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cross-compile the kernels of the architecture in CUTE_DSL_ARCH.")
     parser.add_argument("folder", type=Path, help="where cubins and manifest.json go")
-    parser.add_argument("--only", default="", help="compile only kernels whose name contains this text")
+    parser.add_argument("--only", default="", help="compile only kernels in whose name this expression is found")
+    parser.add_argument("--tuning", default="", help="attention kernels other than the shipped: name=number,...")
     arguments = parser.parse_args()
-    manifest = build(arguments.folder, arguments.only)
+    manifest = build(arguments.folder, arguments.only, arguments.tuning)
     sys.stdout.write(f"{len(manifest['kernels'])} kernels for {manifest['arch']} in {arguments.folder}\n")
 
 

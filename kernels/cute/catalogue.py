@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from . import attention_sm90, preparation
 from .buildable import Buildable
+from .config import SHIPPED, Tuning
 
 
-def buildables() -> list[Buildable]:
-    """Every kernel, in the order of the manifest."""
-    return [*attention_sm90.buildables(), *preparation.buildables()]
+def buildables(tuning: Tuning = SHIPPED) -> list[Buildable]:
+    """Every kernel, in the order of the manifest. `tuning`: of the attention kernels."""
+    return [*attention_sm90.buildables(tuning), *preparation.buildables()]
