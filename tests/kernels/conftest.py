@@ -16,9 +16,10 @@ NO_COMPILER = "cubins: nvidia-cutlass-dsl is not installed here"
 NO_DISASSEMBLER = "sass: nvdisasm is neither on PATH nor installed with a package such as nvidia-cuda-nvdisasm"
 
 
-def _compile(checkout: Path, folder: Path, only: str = "") -> None:
+def _compile(checkout: Path, folder: Path, only: str = "", tuning: str = "") -> None:
     """Run the build of `checkout` in a process of its own, as the compiler takes its target from the environment."""
     command = [sys.executable, str(checkout / "kernels" / "build.py"), str(folder), "--only", only]
+    command += ["--tuning", tuning]
     done = subprocess.run(command, env={**os.environ, "CUTE_DSL_ARCH": "sm_90a"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -35,7 +36,7 @@ def cubins(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def compile_kernels(cubins):
-    """The build as a function of (checkout, folder), where there is a compiler."""
+    """The build as a function of (checkout, folder, only, tuning), where there is a compiler."""
     return _compile
 
 
