@@ -24,7 +24,7 @@ from ..spec.expcast import TOP_LOG2, expcast
 from ..spec.formats import E4M3_MAX, e4m3
 
 #: Raised when a check changes: remembered verdicts of another version are not taken.
-VERSION = 1
+VERSION = 2
 
 #: (q, k, v, plan, labels, scale) -> output [B, H, Lq, D].
 Attention = Callable[[Tensor, Tensor, Tensor, Plan, "Tensor | None", "float | None"], Tensor]
@@ -57,6 +57,10 @@ _LEVELS = 190
 #: a code to a rounding boundary of ExpCast, nor a probability nearer than 0.2 % of a step to one of E4M3.
 _STEP = 1 / 32
 _PROBABILITY_TOLERANCE = 0.015
+#: How far a kernel's score may be from the exact one, in powers of two. An integer score that an FMA reads as a float of
+#: 12582912 + s is rounded with that offset's ulp: 0.001 in this case, a sixtieth of the smallest E4M3 step. A
+#: probability so near to a rounding boundary may fall on either side (seen on an H200).
+_SCORE_SLACK = 0.0015
 
 _RANDOM_SHAPE = (2, 3, 200, 391)
 _GROUPS = 7
@@ -159,7 +163,11 @@ def _golden(attention: Attention, case: Case, device: torch.device) -> str | Non
     if ((top / want[..., :1] - 1).abs() > _PROBABILITY_TOLERANCE).any():
         return "the sum of the probabilities is not that of the specification"
     got, want = got / top, want / want[..., :1]
-    wrong = (got - want).abs() > _PROBABILITY_TOLERANCE * want.abs() + 1e-6
+    wrong = torch.ones_like(got, dtype=torch.bool)
+    for slack in (0.0, -_SCORE_SLACK, _SCORE_SLACK):
+        near = _golden_outputs(case.plan.probability, tuple(levels.tolist()), slack)
+        near = near / near[..., :1]
+        wrong &= (got - near).abs() > _PROBABILITY_TOLERANCE * near.abs() + 1e-6
     if wrong.any():
         _, head, row, channel = wrong.nonzero()[0].tolist()
         return (
@@ -204,15 +212,15 @@ def _golden_case(dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Ten
 
 
 @cache
-def _golden_outputs(probability: str, levels: tuple[int, ...]) -> Tensor:
-    """What the specification's rounding of known probabilities gives: fp32 [1, 2, 48, 128]."""
+def _golden_outputs(probability: str, levels: tuple[int, ...], slack: float = 0.0) -> Tensor:
+    """What the specification's rounding of known probabilities gives: fp32 [1, 2, 48, 128]. slack: added to scores."""
     rows = torch.tensor(_ROW_FACTORS).repeat_interleave(16).float()
     u = rows[:, None] * (torch.tensor(levels).float() - _LEVELS) * _STEP
     if probability == "exp2":
-        p = e4m3(torch.exp2(u) * E4M3_MAX) / E4M3_MAX
+        p = e4m3(torch.exp2(u + slack) * E4M3_MAX) / E4M3_MAX
         row_sum = torch.exp2(u).sum(-1)
     else:
-        p = expcast(u, probability) * 2.0 ** -TOP_LOG2[probability]
+        p = expcast(u + slack, probability) * 2.0 ** -TOP_LOG2[probability]
         row_sum = p.sum(-1)
     values = 64 * (p[:, :_SEEN] - p[:, _SEEN:]) / row_sum[:, None]
     heads = [values[:, _shown(head)] for head in (0, 1)]
