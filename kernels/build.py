@@ -53,19 +53,16 @@ def package_version() -> str:
     return found[1]
 
 
-def build(folder: Path, only: str = "", arch: str = "", tuning: str = "") -> dict[str, Any]:
-    """Compile kernels into `folder`, write manifest.json there and return it.
+def build(folder: Path, only: str = "", arch: str = "") -> dict[str, Any]:
+    """Compile the kernels whose name contains `only` into `folder`, write manifest.json there and return it.
 
-    only: an expression that is found in the names of those to compile. arch: such as sm_90a; what CUTE_DSL_ARCH says if
-    empty. tuning: see `cute.config.Tuning`; empty for what is shipped. Raises BuildError when there are no kernels for
-    the architecture.
+    arch: such as sm_90a; what CUTE_DSL_ARCH says if empty. Raises BuildError when there are no kernels for it.
     """
     package_without_torch()
     from cutlass import CUDA_VERSION
     from cutlass import __version__ as compiler_version
     from cutlass.base_dsl import get_str_env_var
     from vc_attention.kernels.cute.catalogue import buildables
-    from vc_attention.kernels.cute.config import Tuning
     from vc_attention.kernels.cute.elf import read_cubin
     from vc_attention.kernels.launch.abi import ABI
 
@@ -73,13 +70,13 @@ def build(folder: Path, only: str = "", arch: str = "", tuning: str = "") -> dic
     if not arch:
         raise BuildError("Say which architecture to compile for: CUTE_DSL_ARCH=sm_90a, or --arch sm_90a.")
     try:
-        wanted = buildables(arch, Tuning.parse(tuning))
+        wanted = buildables(arch)
     except LookupError as error:
         raise BuildError(str(error)) from error
     folder.mkdir(parents=True, exist_ok=True)
     kernels, targets, front_ends = [], set(), set()
     for kernel in wanted:
-        if not re.search(only, kernel.name):
+        if only not in kernel.name:
             continue
         with tempfile.TemporaryDirectory() as dump:
             kernel.compile(f"--keep-cubin --keep-ptx --dump-dir {dump} --gpu-arch {arch}")
@@ -140,8 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Cross-compile the kernels of one architecture.")
     parser.add_argument("folder", type=Path, nargs="?", help="where cubins and manifest.json go")
     parser.add_argument("--arch", default="", help="such as sm_90a; CUTE_DSL_ARCH if not given")
-    parser.add_argument("--only", default="", help="compile only kernels in whose name this expression is found")
-    parser.add_argument("--tuning", default="", help="attention kernels other than the shipped: name=number,...")
+    parser.add_argument("--only", default="", help="compile only kernels whose name contains this text")
     parser.add_argument("--list", action="store_true", help="print the architectures that have kernels")
     arguments = parser.parse_args()
     if arguments.list:
@@ -150,7 +146,7 @@ def main() -> None:
     if arguments.folder is None:
         parser.error("name the folder that the kernels go to")
     try:
-        manifest = build(arguments.folder, arguments.only, arguments.arch, arguments.tuning)
+        manifest = build(arguments.folder, arguments.only, arguments.arch)
     except BuildError as error:
         parser.exit(1, f"{error}\n")
     sys.stdout.write(f"{len(manifest['kernels'])} kernels for {manifest['arch']} in {arguments.folder}\n")

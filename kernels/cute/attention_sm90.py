@@ -31,10 +31,9 @@ from . import layouts as lo
 from .buildable import Buildable
 from .config import configs
 from .fragments import DIM, KEYS, ROWS, Fragments, Mmas
-from .key_tile import KeyTiles, await_turn, pass_turn
-from .pipeline import MU_ELEMENTS, THREADS, Barriers, initialise, produce, storage
-from .ptx import pack_bf16, pack_fp16
-from .softmax import fragment_view, quad_sum
+from .pipeline import CONSUMERS, MU_ELEMENTS, THREADS, Barriers, initialise, produce, storage
+from .ptx import as_int, high_bf16, low_bf16, pack_bf16, pack_fp16
+from .softmax import MAGIC_BITS, fragment_view, quad_sum, softmax_tile
 
 #: Registers of a producer and of a consumer thread: 128 * 24 + 256 * 240 fit the 65536 of an SM.
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
@@ -55,8 +54,25 @@ POINTERS = (
 SCALARS = ("lq", "lkv", "heads", "scale")
 
 
-class AttentionSm90(KeyTiles):
+def await_turn(warpgroup_index):
+    """Wait until the other warpgroup has passed the turn to this one (named barriers 1 and 2, one a warpgroup)."""
+    cute.arch.barrier(barrier_id=1 + warpgroup_index, number_of_threads=128 * CONSUMERS)
+
+
+def pass_turn(warpgroup_index):
+    """Let the other warpgroup have the tensor cores."""
+    cute.arch.barrier_arrive(barrier_id=2 - warpgroup_index, number_of_threads=128 * CONSUMERS)
+
+
+class AttentionSm90:
     """One attention kernel; `config` holds its compile-time choices."""
+
+    def __init__(self, config):
+        self.config = config
+        self.expcast = config.probability == "expcast_wide"
+        # exp2: a token over P V .. next Q K^T keeps one warpgroup's EX2 under the other's MMAs (+11 %). ExpCast loses
+        # 12 % by it: its softmax is short, and the kernel stands at the power limit.
+        self.take_turns = not self.expcast
 
     @cute.jit
     def __call__(
@@ -201,8 +217,6 @@ class AttentionSm90(KeyTiles):
                 self.tile(f, bars, gKs, first, lkv, group, True, scale)
                 for j in cutlass.range(first + 1, cutlass.min(first + lo.TILES_PER_GROUP, tiles), unroll=1):
                     self.tile(f, bars, gKs, j, lkv, group, False, scale)
-            if const_expr(config.tuning.split):
-                self.merge(f, f.acc_tile, f.rescale)
             self.collect_row_sums(f)
             warpgroup.fence()
             self.restore_means(f, groups - 1)
@@ -211,8 +225,6 @@ class AttentionSm90(KeyTiles):
         else:
             for j in cutlass.range(tiles, unroll=1):
                 self.tile(f, bars, gKs, j, lkv, 0, False, scale)
-            if const_expr(config.tuning.split):
-                self.merge(f, f.acc_tile, f.rescale)
             sums = fragment_view(f.acc, lo.V_ROWS)
             for r in cutlass.range_constexpr(2):
                 f.row_sum[r] = sums[0, r, DIM // 8] + sums[1, r, DIM // 8]
@@ -220,6 +232,125 @@ class AttentionSm90(KeyTiles):
             if warpgroup_index == 0:
                 pass_turn(warpgroup_index)
         self.store(f, sv, out, lq, heads, head, row)
+
+    def tile(self, f, bars, gKs, j, lkv, group, first, scale):
+        """One key tile. `first`: of its mean group, which is when the previous group's means are restored."""
+        config, mmas = self.config, f.mmas
+        stage = j % config.stages
+        phase = (j // config.stages) & 1
+        key_scale = [gKs[h, j] for h in range(2)]
+        if first:
+            self.collect_row_sums(f)
+        acc_scores = f.scores_thread.make_fragment_C(f.scores_thread.partition_shape_C((ROWS, KEYS)))
+        self.start_scores(f, acc_scores)
+        if not self.take_turns:
+            cute.arch.mbarrier_wait(bars.k_full + stage, phase)
+        warpgroup.fence()
+        if first:
+            self.restore_means(f, group + 1)
+            if config.key_means:
+                for i in range(DIM // 16):
+                    mma = mmas.key_means if i else mmas.key_means_first
+                    cute.gemm(mma, f.acc_bias, f.tBrQ[None, None, i], f.tBrKm[None, None, i, group & 1], f.acc_bias)
+        for i in range(DIM // 32):
+            cute.gemm(mmas.scores, acc_scores, f.tSrQ[None, None, i], f.tSrK[None, None, i, stage], acc_scores)
+        warpgroup.commit_group()
+        if self.take_turns:
+            pass_turn(f.warpgroup_index)
+        warpgroup.wait_group(0)
+        self.release(bars.k_empty + stage)
+        addend = None
+        if config.key_means:
+            lane = (f.thread % 32 & 28) + j % lo.TILES_PER_GROUP
+            addend = [[cute.arch.shuffle_sync(f.acc_bias[2 * r + h], lane) * scale for h in range(2)] for r in range(2)]
+        rescale, sums, last = softmax_tile(
+            self.expcast, acc_scores, f.p_words, f.maximum, f.row_scale, key_scale, addend
+        )
+        if self.take_turns:
+            # The next K tile is waited for here, where it costs nothing, and not inside the turn.
+            later = cutlass.min(j + 1, (lkv - 1) // KEYS)
+            cute.arch.mbarrier_wait(bars.k_full + later % config.stages, (later // config.stages) & 1)
+        cute.arch.mbarrier_wait(bars.v_full + stage, phase)
+        if self.take_turns:
+            await_turn(f.warpgroup_index)
+        acc_tile = f.values_thread.make_fragment_C(f.values_thread.partition_shape_C((ROWS, mmas.columns)))
+        warpgroup.fence()
+        for i in range(KEYS // 32):
+            mma = mmas.values if i else mmas.values_first
+            cute.gemm(mma, acc_tile, f.tOrP[None, None, i], f.tOrV[None, None, i, stage], acc_tile)
+        warpgroup.commit_group()
+        if config.exact_sums:
+            block_sums = self.block_sums(f, sums, last, j, lkv)
+        warpgroup.wait_group(0)
+        self.release(bars.v_empty + stage)
+        old, new = fragment_view(f.acc, lo.V_ROWS), fragment_view(acc_tile, mmas.columns)
+        for i in range(lo.V_ROWS // 8):
+            for r in range(2):
+                for b in range(2):
+                    gain = block_sums[r][b] if config.exact_sums and i == DIM // 8 else new[b, r, i]
+                    old[b, r, i] = old[b, r, i] * rescale[r] + gain
+        if config.demean:
+            for r in range(2):
+                f.row_sum[r] = f.row_sum[r] * rescale[r]
+
+    def block_sums(self, f, sums, last, j, lkv):
+        """Row sums [row][block] of tile `j` over its valid keys, in the quad lane that feeds them to the mean MMA; 0 in
+        the others.
+
+        Keys beyond `lkv` in the last valid block repeat one real key, so each of them has the P of the block's last
+        column: they are subtracted by number, which needs no mask. A block without a valid key counts 0.
+        """
+        mine = f.thread % 4 == j % lo.TILES_PER_GROUP
+        result = []
+        for r in range(2):
+            row = []
+            for h in range(2):
+                missing = cutlass.max(j * KEYS + (h + 1) * lo.BLOCK - lkv, 0)
+                padding = cute.arch.shuffle_sync(last[r][h], f.thread % 32 | 3)
+                total = quad_sum(sums[r][h]) - Float32(missing) * padding
+                row.append(cutlass.select_(mine & (missing < lo.BLOCK), total, Float32(0.0)))
+            result.append(row)
+        return result
+
+    def start_scores(self, f, acc_scores):
+        """S := MAGIC. Inside a turn half of it by FMAs on O (times zero), so that two pipes share the 128 writes."""
+        if self.take_turns:
+            for i in range(cute.size(acc_scores)):
+                acc_scores[i] = as_int(f.acc[i // 2] * f.zero + f.magic) if i % 2 == 0 else Int32(MAGIC_BITS)
+        else:
+            acc_scores.fill(MAGIC_BITS)
+
+    @cute.jit
+    def release(self, barrier: cute.Pointer):
+        """This warp no longer reads the stage of `barrier`: told to every CTA that writes to it."""
+        with cute.arch.elect_one():
+            if const_expr(self.config.cluster > 1):
+                for rank in cutlass.range_constexpr(self.config.cluster):
+                    cute.arch.mbarrier_arrive(barrier, rank)
+            else:
+                cute.arch.mbarrier_arrive(barrier)
+
+    def collect_row_sums(self, f):
+        """Move the row sums of the last 8 blocks into the A fragment of the mean MMA, and start them again at zero.
+
+        Each sum becomes two bf16, of which the second meets a copy of the mean. With one bf16 the exp2 kernels had up
+        to 1.2 times the specification's error. l adds the same rounded values: two roundings would not cancel.
+        """
+        sums = fragment_view(f.acc, lo.V_ROWS)
+        for r in range(2):
+            exact = [sums[b, r, DIM // 8] for b in range(2)]
+            high = pack_bf16(exact[0], exact[1])
+            rounded = [low_bf16(high), high_bf16(high)]
+            low = pack_bf16(exact[0] - rounded[0], exact[1] - rounded[1])
+            f.r_words[r] = high
+            f.r_words[2 + r] = low
+            f.row_sum[r] = f.row_sum[r] + ((rounded[0] + low_bf16(low)) + (rounded[1] + high_bf16(low)))
+            for b in range(2):
+                sums[b, r, DIM // 8] = Float32(0.0)
+
+    def restore_means(self, f, group):
+        """Queue O += r mu^T with the means in the buffer of `group` modulo 2."""
+        cute.gemm(f.mmas.means, f.acc_means, f.tMrR[None, None, 0], f.tMrMu[None, None, 0, group & 1], f.acc_means)
 
     @cute.jit
     def store(
@@ -259,7 +390,7 @@ def _compile(config, options):
     return cute.compile(AttentionSm90(config), *pointers, *numbers, cuda.CUstream(0), options=options)
 
 
-def buildables(tuning):
+def buildables():
     """Every sm_90a attention kernel."""
     arguments = tuple(name for name, _, _ in POINTERS) + SCALARS
     return [
@@ -271,5 +402,5 @@ def buildables(tuning):
             arguments,
             config.cluster,
         )
-        for config in configs(tuning)
+        for config in configs()
     ]

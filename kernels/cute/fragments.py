@@ -8,7 +8,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from . import layouts as lo
 from .pipeline import CONSUMERS
-from .softmax import magic
+from .softmax import MAGIC
 
 ROWS, DIM, KEYS = lo.WARPGROUP_ROWS, lo.HEAD_DIM, lo.KEY_TILE
 _K_SW128 = warpgroup.SmemLayoutAtomKind.K_SW128
@@ -21,10 +21,8 @@ class Mmas:
     def __init__(self, config):
         k_major, registers = OperandMajorMode.K, warpgroup.OperandSource.RMEM
         smem = warpgroup.OperandSource.SMEM
-        keys = lo.BLOCK if config.tuning.split else KEYS
-        scores = (Int8, Int8, Int32, (ROWS, keys, 32), smem, k_major, k_major)
-        self.scores_first = self._tiled(warpgroup.MmaI8Op(*scores), False)
-        self.scores = self._tiled(warpgroup.MmaI8Op(*scores), True)
+        scores = warpgroup.MmaI8Op(Int8, Int8, Int32, (ROWS, KEYS, 32), smem, k_major, k_major)
+        self.scores = self._tiled(scores, True)
         # Exact sums come from registers: the ones rows of V^T are left out (with key means ptxas spills without them).
         self.columns = DIM if config.exact_sums and not config.key_means else lo.V_ROWS
         values = (Float8E4M3FN, Float8E4M3FN, Float32, (ROWS, self.columns, 32), registers, k_major, k_major)
@@ -56,9 +54,7 @@ class Fragments:
         self.warpgroup_index = warpgroup_index
         # A zero that the compiler cannot see through: the grid is flat.
         self.zero = Float32(cute.arch.block_idx()[2])
-        if config.tuning.wide_fill:
-            self.zeros = (self.zero, Float32(cute.arch.grid_dim()[2] - 1))
-        self.magic = self.zero + magic(config)
+        self.magic = self.zero + MAGIC
         self.scores_thread, self.values_thread = mmas.scores.get_slice(thread), mmas.values.get_slice(thread)
         sQ = tiled(shared.q, _K_SW128, Int8, (ROWS, DIM, CONSUMERS))
         sK = tiled(shared.k, _K_SW128, Int8, (KEYS, DIM, stages))
@@ -67,17 +63,7 @@ class Fragments:
             sV = cute.local_tile(sV, (DIM, KEYS, stages), (0, 0, 0))
         tSrQ = self.scores_thread.make_fragment_A(self.scores_thread.partition_A(sQ))
         self.tSrQ = tSrQ[None, None, None, warpgroup_index]
-        if config.tuning.split:
-            halves = [cute.local_tile(sK, (lo.BLOCK, DIM, stages), (h, 0, 0)) for h in range(2)]
-            self.tSrK = [self.scores_thread.make_fragment_B(self.scores_thread.partition_B(half)) for half in halves]
-            self.acc_tile = self.values_thread.make_fragment_C(
-                self.values_thread.partition_shape_C((ROWS, mmas.columns))
-            )
-            self.acc_tile.fill(0.0)
-            self.rescale = cute.make_rmem_tensor(2, Float32)
-            self.rescale.fill(0.0)
-        else:
-            self.tSrK = self.scores_thread.make_fragment_B(self.scores_thread.partition_B(sK))
+        self.tSrK = self.scores_thread.make_fragment_B(self.scores_thread.partition_B(sK))
         self.tOrV = self.values_thread.make_fragment_B(self.values_thread.partition_B(sV))
         self.tOrP = self.values_thread.make_fragment_A(self.values_thread.partition_shape_A((ROWS, KEYS)))
         self.p_words = cute.recast_tensor(self.tOrP, Uint32)

@@ -17,10 +17,6 @@ _PACK_E4M3 = """{
 cvt.rn.satfinite.e4m3x2.f32 a, {$r1}, {$r0}; cvt.rn.satfinite.e4m3x2.f32 b, {$r3}, {$r2};
 mov.b32 {$w0}, {a,b};
 }"""
-_FMA_64 = """{
-.reg .f64 a,b,c;
-mov.b64 a,{{$r0},{$r1}}; mov.b64 b,{{$r2},{$r2}}; mov.b64 c,{{$r3},{$r3}}; fma.rn.f64 a,a,b,c; mov.b64 {{$w0},{$w1}},a;
-}"""
 
 
 def _emit(code, result, arguments):
@@ -40,26 +36,6 @@ def as_float(bits):
 def as_int(x):
     """The Int32 with the bits of a Float32."""
     return _emit("mov.b32 {$w0},{$r0};", Int32, [x])
-
-
-def fma_64(low, high, factor, addend):
-    """Two 32-bit results from one FP64 FMA: of the pairs (low, high), (factor, factor) and (addend, addend)."""
-    return cute.arch.inline_ptx(_FMA_64, write_only_types=[Int32, Int32], read_only_args=[low, high, factor, addend])
-
-
-def late_zero(zero):
-    """The fp32 `zero`, 0.0, once more, made here: reading the clock keeps its place in the order of instructions."""
-    return as_float(cute.arch.clock() & as_int(zero))
-
-
-def fma_saturate(a, b, c):
-    """a b + c, clamped to 0..1."""
-    return _emit("fma.rn.ftz.sat.f32 {$w0},{$r0},{$r1},{$r2};", Float32, [a, b, c])
-
-
-def scale_by_power(x, n):
-    """x 2^n, n in the low bits of `n` (the rest falls off at the top): one shift and add on the bits of x."""
-    return as_float(_emit("{.reg .b32 t; shl.b32 t,{$r1},23; add.s32 {$w0},t,{$r0};}", Int32, [as_int(x), as_int(n)]))
 
 
 def pack_u8(x):

@@ -27,7 +27,7 @@ def builds(cubins, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def compile_kernels():
-    """The build as a function of (checkout, folder, only, tuning), where there is a compiler."""
+    """The build as a function of (checkout, folder), where there is a compiler."""
     if not kernel_backends.has_compiler():
         pytest.skip(kernel_backends.NO_COMPILER)
     return kernel_backends.compile_kernels

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from vc_attention.kernels.cute import config as configuration
-from vc_attention.kernels.cute.config import SHIPPED, AttentionConfig, Tuning, config_of, configs
+from vc_attention.kernels.cute.config import AttentionConfig, config_of, configs
 from vc_attention.kernels.cute.elf import read_cubin
 from vc_attention.kernels.launch.manifest import Manifest, read_manifest
 from vc_attention.kernels.plan import FAITHFUL, FAST, FOUR_BIT
@@ -54,30 +54,6 @@ def test_instructions(cubins, nvdisasm, config: AttentionConfig):
         assert 128 * bodies <= count(r"MUFU\.EX2") < 128 * bodies + 10
     assert count(r"\b(LDL|STL)\b") == 0
     assert max(int(n) for n in re.findall(r"\bR(\d+)\b", text)) < REGISTER_CAP
-
-
-@pytest.mark.parametrize(
-    ("name", "tuning"),
-    [
-        ("attention_expcast_wide_means_v_bf16", "split=1,halves=2"),
-        ("attention_exp2_means_v_bf16", "split=1,halves=1,turns=2,chunk=2,poly=2"),
-    ],
-)
-def test_split_products_stay_asynchronous(compile_kernels, nvdisasm, tmp_path, name: str, tuning: str):
-    compile_kernels(ROOT, tmp_path, f"^{name}$", tuning)
-    cubin = tmp_path / f"{name}.cubin"
-    text = subprocess.run([nvdisasm, "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
-    assert len(re.findall(r"\bIGMMA\.64x128x32", text)) == 16
-    # Two halves of Q K^T and one P V in each of two bodies, and the last means.
-    assert len(re.findall(r"WARPGROUP\.DEPBAR", text)) == 7
-    assert not re.findall(r"\b(LDL|STL)\b", text)
-
-
-def test_tunings_are_spelt_out():
-    assert Tuning.parse("") == Tuning() == SHIPPED
-    assert Tuning.parse("split=1,shift=0x20000") == Tuning(split=1, shift=0x20000)
-    with pytest.raises(ValueError, match="no tuning chunks"):
-        Tuning.parse("chunks=2")
 
 
 def test_two_builds_are_identical(cubins, compile_kernels, tmp_path):
