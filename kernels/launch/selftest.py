@@ -57,8 +57,8 @@ _LEVELS = 190
 #: a code to a rounding boundary of ExpCast, nor a probability nearer than 0.2 % of a step to one of E4M3.
 _STEP = 1 / 32
 _PROBABILITY_TOLERANCE = 0.015
-#: How far a kernel's score may be from the exact one, in powers of two. An integer score that an FMA reads as a float of
-#: 12582912 + s is rounded with that offset's ulp: 0.001 in this case, a sixtieth of the smallest E4M3 step. A
+#: How far a kernel's score may be from the exact one, in powers of two. An integer score that an FMA reads as a float
+#: of 12582912 + s is rounded with that offset's ulp: 0.001 in this case, a sixtieth of the smallest E4M3 step. A
 #: probability so near to a rounding boundary may fall on either side (seen on an H200).
 _SCORE_SLACK = 0.0015
 
