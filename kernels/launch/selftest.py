@@ -24,7 +24,7 @@ from ..spec.expcast import TOP_LOG2, expcast
 from ..spec.formats import E4M3_MAX, e4m3
 
 #: Raised when a check changes: remembered verdicts of another version are not taken.
-VERSION = 2
+VERSION = 3
 
 #: (q, k, v, plan, labels, scale) -> output [B, H, Lq, D].
 Attention = Callable[[Tensor, Tensor, Tensor, Plan, "Tensor | None", "float | None"], Tensor]
@@ -57,10 +57,12 @@ _LEVELS = 190
 #: a code to a rounding boundary of ExpCast, nor a probability nearer than 0.2 % of a step to one of E4M3.
 _STEP = 1 / 32
 _PROBABILITY_TOLERANCE = 0.015
+#: Kernels without block means may sum exp2's probabilities as E4M3 rounded them, by a sixteenth of a step on average.
+_ROUNDED_SUM_TOLERANCE = 0.035
 #: How far a kernel's score may be from the exact one, in powers of two. An integer score that an FMA reads as a float
 #: of 12582912 + s is rounded with that offset's ulp: 0.001 in this case, a sixtieth of the smallest E4M3 step. A
 #: probability so near to a rounding boundary may fall on either side (seen on an H200).
-_SCORE_SLACK = 0.0015
+_SCORE_SLACK = 0.005
 
 _RANDOM_SHAPE = (2, 3, 200, 391)
 _GROUPS = 7
@@ -160,7 +162,8 @@ def _golden(attention: Attention, case: Case, device: torch.device) -> str | Non
         return "attention with known scores gives numbers that are not finite"
     # As a share of the output at the row maximum, where the probability is known: that leaves only probabilities.
     top = got[..., :1]
-    if ((top / want[..., :1] - 1).abs() > _PROBABILITY_TOLERANCE).any():
+    rounded = case.plan.probability == "exp2" and not case.plan.demean
+    if ((top / want[..., :1] - 1).abs() > (_ROUNDED_SUM_TOLERANCE if rounded else _PROBABILITY_TOLERANCE)).any():
         return "the sum of the probabilities is not that of the specification"
     got, want = got / top, want / want[..., :1]
     wrong = torch.ones_like(got, dtype=torch.bool)
