@@ -1,6 +1,7 @@
 """Low-bit attention as a library: plans, backends and their reasons. There is no ComfyUI in here."""
 
 from .grouping import Labels, auto_groups, group
+from .guard import agreement, least_agreement
 from .ops import attention
 from .plan import BLOCK, EXACT, FAITHFUL, FAST, FOUR_BIT, PRESETS, Plan
 from .reasons import Ok, Reason, UnsupportedError
@@ -19,10 +20,12 @@ __all__ = [
     "Plan",
     "Reason",
     "UnsupportedError",
+    "agreement",
     "attention",
     "auto_groups",
     "backends",
     "describe_device",
     "group",
+    "least_agreement",
     "supports",
 ]

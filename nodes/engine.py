@@ -11,6 +11,7 @@ from ..kernels import attention, group
 from . import host
 from .call import Call
 from .forward import Forward
+from .guard import guard
 from .schedule import GROUP, PLAIN, REUSE
 from .session import Route, Session
 from .state import Key
@@ -42,6 +43,7 @@ def accelerate(session: Session, forward: Forward, call: Call, route: Route) -> 
     out = attention(q, k, v, plan, labels, call.keywords.get("scale"), session.options.backend)
     out = out if out.dtype == given else out.to(given)
     _watch(session, out)
+    guard(session, forward, call, key, route, (q, k, v, out))
     count = 1 if branches is None else len(branches)
     with session.lock:
         stats = session.stats

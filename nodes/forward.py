@@ -12,6 +12,7 @@ from .schedule import Position
 from .state import Key
 
 if TYPE_CHECKING:
+    from .guard import Check
     from .session import Session
 
 
@@ -20,13 +21,14 @@ class Forward:
 
     window: the context window's frame indices. layout: the token layout that came with the pass (MiniMax-H3 before
     0.38; later cores put it into transformer_options). nested: another node's hook, which may end in ours again, is
-    running. Used by one thread.
+    running. checks: what the numeric guard has queued in this pass. Used by one thread.
     """
 
     __slots__ = (
         "_layout_seen",
         "_scope",
         "branches",
+        "checks",
         "device",
         "layout",
         "nested",
@@ -53,6 +55,7 @@ class Forward:
         self.layout = layout
         self.nested = False
         self.ordinals: dict[Hashable, int] = {}
+        self.checks: list[Check] = []
         self._layout_seen: Any = None
         self._scope: Hashable = window
 

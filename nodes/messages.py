@@ -36,6 +36,11 @@ REASONS: dict[str, Reason] = {
         Reason("dense_block", "This block is listed in dense_blocks, so it ran in 16 bit as you asked."),
         Reason("no_kernel", "There is no VC-Attention kernel for this device, so ComfyUI's own attention ran."),
         Reason("memory", "VC-Attention ran out of memory, freed what it held, and ComfyUI's own attention took over."),
+        Reason(
+            "guard",
+            "The result of VC-Attention did not agree with exact attention, so ComfyUI's own attention runs for the "
+            "rest of this run.",
+        ),
         Reason("error", "VC-Attention met a problem, and ComfyUI's own attention took over for the rest of this run."),
     )
 }
@@ -57,6 +62,7 @@ SHORT: dict[str, str] = {
     "dense_block": "dense_blocks",
     "no_kernel": "no kernel for this device",
     "memory": "out of memory",
+    "guard": "failed the numeric check",
     "error": "problem, see the log",
 }
 
@@ -130,14 +136,41 @@ def stopped(error: BaseException) -> str:
     )
 
 
-def non_finite(step: int, repeated: bool) -> str:
-    """The low-bit path gave NaN or infinity at `step`."""
+#: Phase of a step -> how the numeric guard names it.
+_PHASES = {"group": "tokens grouped", "reuse": "groups reused", "plain": "no groups"}
+
+
+def disagreement(layer: str, step: int, phase: str, found: float, least: float) -> str:
+    """What the numeric guard found in `layer`: an agreement below `least`."""
+    return (
+        f"VC-Attention's result did not agree with exact attention in {layer} at step {step + 1} "
+        f"({_PHASES.get(phase, phase)}): agreement {found:.3f}, at least {least:g} is expected"
+    )
+
+
+def disagreed(finding: str, failing: int, checked: int, repeated: bool, dense: str) -> str:
+    """The whole text of a `finding`: `failing` of `checked` calls of one pass disagree.
+
+    repeated: the step was computed again. dense: the block as dense_blocks takes it, or empty.
+    """
+    others = f" ({failing} of {checked} calls disagree)" if failing > 1 else ""
+    step = "this step was computed again" if repeated else "this step stays as it is and may be damaged"
+    keep = f"add {dense} to dense_blocks, which leaves that block in 16 bit, or " if dense and failing == 1 else ""
+    return (
+        f"{finding}{others}. ComfyUI's own attention runs for the rest of this run; {step}. Please report this line "
+        f"with the output of 'python3 run.py doctor'; until then {keep}set precision to off."
+    )
+
+
+def non_finite(step: int, repeated: bool, layer: str = "") -> str:
+    """The low-bit path gave NaN or infinity at `step`, in `layer` where that is known."""
+    where = f" in {layer}" if layer else ""
     rescue = (
         "the step was computed again"
         if repeated
         else "the clip may be damaged: run it again with precision off to compare"
     )
-    return f"attention gave numbers that are not finite at step {step + 1}; {rescue}"
+    return f"attention gave numbers that are not finite at step {step + 1}{where}; {rescue}"
 
 
 def _first_line(error: BaseException) -> str:
