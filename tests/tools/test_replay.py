@@ -179,7 +179,7 @@ def test_backends_that_cannot(tmp_path: Path, capsys) -> None:
 
 
 def options(**changed) -> argparse.Namespace:
-    defaults = {"plan": "fast", "backend": "auto", "grouping": "auto", "out": None, "json": False}
+    defaults = {"plan": "fast", "backend": "auto", "grouping": "auto", "rows": "all", "out": None, "json": False}
     return argparse.Namespace(**{**defaults, **changed})
 
 
