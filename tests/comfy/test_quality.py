@@ -1,4 +1,4 @@
-"""VC-Attention Quality and VC-Attention Capture in real ComfyUI: the numbers are replay's, and the clip is untouched."""
+"""VC-Attention Quality and VC-Attention Capture in real ComfyUI: replay's numbers, and the clip is untouched."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_measuring_changes_no_bit_of_the_clip(tiny, output):
 def test_the_numbers_are_those_of_replay_on_the_captured_tensors(tiny, output, capsys, name, step, phase, groups):
     layer = blocks(tiny, name)[1]
     watched, quality = measured(patch(tiny, name), layers=layer, steps=str(step))
-    watched, capture = capturing(watched, layer=layer, step=step)
+    watched, _ = capturing(watched, layer=layer, step=step)
     tiny_models.sample(watched, name, STEPS)
     (file,) = (output / "vc_attention").glob("*.safetensors")
     (run,) = quality.results()
@@ -293,7 +293,7 @@ def test_without_the_patch_the_model_passes_through(tiny, output, monkeypatch):
     (again,) = VCAttentionCapture.execute(model, layer="0", step=1, max_mb=1, filename_prefix="x").result
     assert model is base and again is base
     assert len(said) == 2 and all("put this node behind VC-Attention Patch" in text for text in said)
-    latent, image, text = VCAttentionQualityReport.execute({"samples": None}, base, save_profile="never").result
+    _, image, text = VCAttentionQualityReport.execute({"samples": None}, base, save_profile="never").result
     assert json.loads(text)["runs"] == [] and image.shape[0] == 1 and math.isfinite(float(image.sum()))
     assert not (output / "vc_attention").exists()
 
