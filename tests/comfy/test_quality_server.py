@@ -19,8 +19,8 @@ PROMPT = {
         "class_type": "VCAttentionPatch",
         "inputs": {
             "model": ["1", 0], "precision": "auto", "quality": "fast", "grouping": "first steps",
-            "group_fraction": 0.25, "reuse_steps": 4, "groups": 0, "min_tokens": 64, "dense_blocks": "", "start_percent": 0.0,
-            "end_percent": 1.0, "state_budget_gb": 1.0, "on_problem": "stop", "backend": "spec",
+            "group_fraction": 0.25, "reuse_steps": 4, "groups": 0, "min_tokens": 64, "dense_blocks": "",
+            "start_percent": 0.0, "end_percent": 1.0, "state_budget_gb": 1.0, "on_problem": "stop", "backend": "spec",
         },
     },
     "3": {
