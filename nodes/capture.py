@@ -133,8 +133,11 @@ class Capture(Watcher):
             self.text = too_small(-(-of_head // 1_000_000), self.options.max_mb)
             return
         with host.outside_malloc_graph():
-            index = torch.tensor(part.heads, device=q.device)
-            tensors = {name: t[: part.clips].index_select(1, index) for name, t in zip("qkv", (q, k, v), strict=True)}
+            # Slices, not an index tensor: making one on the device would wait for it.
+            tensors = {
+                name: torch.stack([t[: part.clips, head] for head in part.heads], 1)
+                for name, t in zip("qkv", (q, k, v), strict=True)
+            }
         scale = call.keywords.get("scale")
         if scale is not None:
             tensors["scale"] = torch.tensor(float(scale), dtype=torch.float64)

@@ -23,8 +23,9 @@ NODES: dict[str, NodeTexts] = {
         "VC-Attention Quality Report, behind the sampler, gives the table, a plot and JSON.",
         {
             "model": "The model that comes out of VC-Attention Patch; connect the output to the sampler.",
-            "layers": "Transformer blocks to measure, such as 0-2, 38, single:3. Empty: all, which costs about one "
-            "percent of the attention's time. Where the model does not number its blocks: calls of a pass, from 1.",
+            "layers": "Transformer blocks to measure, such as 0-2, 38, single:3. Empty: all, which costs a few "
+            "percent of the attention's time at most. Where the model does not number its blocks: calls of a pass, "
+            "from 1.",
             "steps": "Steps to measure, such as 1-4, 10. Empty: all.",
             "budget_db": "Layers whose PSNR against exact attention is measured below this go back to 16 bit for the "
             "rest of the run: closer to the 16-bit clip, and slower. 0: only measure.",

@@ -130,6 +130,30 @@ def test_a_long_run_keeps_its_totals_and_a_bounded_number_of_single_calls(layers
     assert len(watcher.runs) == quality.HISTORY
 
 
+def test_other_heads_at_each_step(layers, monkeypatch):
+    """One head a call: step by step they take turns, and the numbers are those of the head that is named."""
+    monkeypatch.setattr(kernels.guard, "HEADS", 1)
+    seen = []
+    real = engine.attention
+
+    def attention(q, k, v, *rest):
+        out = real(q, k, v, *rest)
+        seen.append((q, k, v, out))
+        return out
+
+    monkeypatch.setattr(engine, "attention", attention)
+    model, watcher = measured()
+    run(model, layers, SIGMAS)
+    found = watcher.results()[0].measurements
+    assert [m.heads for m in found] == [(step % 2,) for step in range(8) for _ in layers]
+    rows = kernels.sample_rows(96, torch.device("cpu"))
+    for one, (q, k, v, out) in zip(found, seen, strict=True):
+        (head,) = one.heads
+        exact = torch.softmax(q[:, head, rows].double() @ k[:, head].double().mT / 8, -1) @ v[:, head].double()
+        expected = kernels.measures(kernels.error_sums(out[:, head, rows], exact).tolist())
+        assert one.relative_l2 == pytest.approx(expected["relative_l2"], rel=1e-5)
+
+
 # -- the budget -----------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +249,21 @@ def test_a_problem_of_measuring_never_reaches_the_run(layers, monkeypatch):
     assert len(found.measurements) == 2
     run(model, layers, SIGMAS)
     assert len(watcher.results()[0].measurements) == 16, "the next run measures again"
+
+
+def test_cancel_passes_through(layers, monkeypatch):
+    class CancelError(Exception):
+        pass
+
+    def cancel(*_):
+        raise CancelError
+
+    monkeypatch.setattr(quality, "sampled_sums", cancel)
+    monkeypatch.setattr(host, "is_interrupt", lambda error: isinstance(error, CancelError))
+    model, watcher = measured()
+    with pytest.raises(CancelError):
+        run(model, layers, SIGMAS)
+    assert watcher.problem is None and watcher.results()[0].finished
 
 
 def test_a_failed_pass_leaves_no_half_measurement(layers):
