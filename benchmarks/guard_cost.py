@@ -67,6 +67,10 @@ def tensors(length: int, heads: int, device: torch.device) -> list[torch.Tensor]
     return made
 
 
+#: Clock cycles that the device waits while the host queues what is timed: about 50 ms.
+WAIT_CYCLES = 80_000_000
+
+
 def milliseconds(calls: dict[str, Call], device: torch.device, rounds: int, repeats: int) -> dict[str, float]:
     """Median time of each call over `rounds` turns, each the mean of `repeats` calls back to back."""
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -76,6 +80,8 @@ def milliseconds(calls: dict[str, Call], device: torch.device, rounds: int, repe
         for name, run in calls.items():
             if device.type == "cuda":
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                # As in a clip, where the host is ahead of the device: without it slow launches would be timed.
+                torch.cuda._sleep(WAIT_CYCLES)
                 start.record()
                 for _ in range(repeats):
                     run()

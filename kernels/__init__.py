@@ -2,6 +2,7 @@
 
 from .grouping import Labels, auto_groups, group
 from .guard import agreement, least_agreement, sample_heads, sample_rows
+from .launch.verdicts import set_folder
 from .measures import add_sums, error_sums, measures, sampled_sums
 from .ops import attention
 from .plan import BLOCK, EXACT, FAITHFUL, FAST, FOUR_BIT, PRESETS, Plan
@@ -34,5 +35,6 @@ __all__ = [
     "sample_heads",
     "sample_rows",
     "sampled_sums",
+    "set_folder",
     "supports",
 ]

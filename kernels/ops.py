@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -11,18 +13,21 @@ from .reasons import Reason, UnsupportedError
 from .registry import supports
 from .spec.attention import attention as spec_attention
 
+# A run has a handful of plans and thousands of calls.
+_decode = lru_cache(maxsize=64)(Plan.decode)
+
 
 @torch.library.custom_op("vc_attention::attention", mutates_args=())
 def attention_op(
     q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None, plan: str, scale: float, backend: str
 ) -> Tensor:
     """See `kernels.attention`; `plan` is `Plan.encode()`."""
-    decoded = Plan.decode(plan)
+    decoded = _decode(plan)
     verdict = supports(q.device, decoded, q.shape[-1], q.dtype, backend)
     if isinstance(verdict, Reason):
         raise UnsupportedError(verdict)
-    if verdict.backend == "cubin":
-        return call.attention(q, k, v, decoded, labels, scale)
+    if verdict.backend != "spec":
+        return call.attention(q, k, v, decoded, labels, scale, verdict.backend)
     return spec_attention(q, k, v, decoded, labels, scale)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from .messages import compiling
+
 log = logging.getLogger("vc_attention")
 
 #: Names of ComfyUI's wrapper and callback slots (`comfy.patcher_extension`), stable since they were introduced.
@@ -100,6 +102,46 @@ def pack_version() -> str:
         return "unknown"
     found = re.search(r'^version = "([^"]+)"', text, re.M)
     return found[1] if found else "unknown"
+
+
+def user_folder() -> Path | None:
+    """The pack's own folder inside ComfyUI's user folder; None outside ComfyUI. Nothing is made here."""
+    paths = sys.modules.get("folder_paths")
+    try:
+        return None if paths is None else Path(paths.get_user_directory()) / "vc_attention"
+    except (AttributeError, TypeError):
+        return None
+
+
+def progress(node_id: str | None) -> Callable[[int, int, str], None]:
+    """Shows how far the compiling of kernels is, on the node and its bar, and lets Cancel through.
+
+    Called as (kernels done, kernels altogether, what is at work), several times a second.
+    """
+    bar: Any = None
+    shown = ""
+
+    def report(done: int, total: int, name: str) -> None:
+        nonlocal bar, shown
+        interrupt = getattr(
+            sys.modules.get("comfy.model_management"), "throw_exception_if_processing_interrupted", None
+        )
+        if interrupt is not None:
+            interrupt()
+        text = compiling(done, total, name)
+        if text == shown:
+            return
+        if not shown:
+            log.info("VC-Attention: %s", text)
+        shown = text
+        show_text(text, node_id)
+        if bar is None and total:
+            kind = getattr(sys.modules.get("comfy.utils"), "ProgressBar", None)
+            bar = None if kind is None else kind(total)
+        if bar is not None:
+            bar.update_absolute(done, total)
+
+    return report
 
 
 def show_text(text: str, node_id: str | None) -> None:

@@ -200,6 +200,18 @@ def chained(name: str) -> str:
     return f"Another attention hook ({name}) is on this model; it runs only for the calls that VC-Attention declines."
 
 
+def compiling(done: int, total: int, name: str) -> str:
+    """Kernels are being compiled on this machine."""
+    if not total:
+        return f"VC-Attention compiles its kernels for this card, once, which takes a minute or two: {name}."
+    return f"VC-Attention compiles its kernels for this card, once: {done + 1} of {total} ({name})."
+
+
+def ready(backend: str, note: str) -> str:
+    """The node can run what was chosen. note: why better kernels are not used."""
+    return f"VC-Attention is ready ({backend}).{f' {note}' if note else ''}"
+
+
 def failed(error: BaseException) -> str:
     """The one sentence of a caught problem."""
     return (

@@ -159,12 +159,15 @@ class Session:
 
     def _find_route(self, device: torch.device, head_dim: int, dtype: torch.dtype) -> Route | Reason:
         refusals: list[Reason] = []
+        progress = host.progress(self.node_id)
         plans = self.options.plans()
         for plan in plans:
             # fp32 goes to the kernel as it is where there is one for it, and as bf16, with fp32's range, elsewhere.
             for number in (dtype, torch.bfloat16) if dtype == torch.float32 else (dtype,):
-                verdict = supports(device, plan, head_dim, number, self.options.backend)
+                verdict = supports(device, plan, head_dim, number, self.options.backend, progress)
                 if isinstance(verdict, Ok):
+                    if verdict.note:
+                        self.note(verdict.note)
                     if plan is not plans[0]:
                         self.note(DEGRADED)
                     return Route(plan, number, verdict.backend)

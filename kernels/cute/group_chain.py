@@ -96,7 +96,9 @@ class Chain:
     def kernel(self, scores: cute.Pointer, rank: cute.Pointer, groups: Int32):
         head, _, _ = cute.arch.block_idx()
         lane, _, _ = cute.arch.thread_idx()
-        base = scores.toint() + head.to(Int64) * (MAX_GROUPS * MAX_GROUPS * 4) + (lane * (COLUMNS * 4)).to(Int64)
+        # Lanes beyond the tiles that `group_pairs` wrote read another lane's columns; theirs count as used.
+        reader = simt.smaller(lane, (groups + 15) // 16 * (16 // COLUMNS) - 1)
+        base = scores.toint() + head.to(Int64) * (MAX_GROUPS * MAX_GROUPS * 4) + (reader * (COLUMNS * 4)).to(Int64)
         ranks = rank.toint() + (head * MAX_GROUPS).to(Int64) * 4
         state = cute.make_rmem_tensor(2, Int32)             # current centroid; used columns of this lane, one bit each
         state[0] = Int32(0)
