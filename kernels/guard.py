@@ -86,16 +86,26 @@ def agreement(q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float | None 
     The least of the sampled heads. NaN when a sampled row of `out` is not finite; rows whose exact result is not
     finite (so are the inputs, or the scores) are not judged. Queued on the current stream, without a host wait.
     """
+    found = [_agreement(*part).amin() for part in sampled(q, k, v, out, scale, turn)]
+    return found[0] if len(found) == 1 else torch.stack(found).amin()
+
+
+def sampled(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, scale: float | None = None, turn: int = 0
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The sampled rows of a call, a few clips of the batch at a time. Arguments as `agreement` takes them.
+
+    Yields the rows of `out` and the exact ones, both fp32 [clips * heads, rows, D], and the mean square of V's rows
+    [clips * heads]: the heads of `sample_heads`, the rows of `sample_rows`.
+    """
     heads = sample_heads(q.shape[1], turn)
     rows = sample_rows(q.shape[2], q.device)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    found = []
     for start in range(0, q.shape[0], _BATCH):
         part = slice(start, start + _BATCH)
         query, got = (_fp32(t[part, heads].index_select(2, rows)).flatten(0, 1) for t in (q, out))
         exact, energy = exact_rows(query, k[part, heads], v[part, heads], scale)
-        found.append(_agreement(got, exact, energy).amin())
-    return found[0] if len(found) == 1 else torch.stack(found).amin()
+        yield got, exact, energy
 
 
 def _agreement(got: Tensor, exact: Tensor, energy: Tensor) -> Tensor:

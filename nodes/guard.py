@@ -56,8 +56,8 @@ def guard(session: Session, forward: Forward, call: Call, key: Key, route: Route
     turn = len(forward.checks) + len(session.checked)  # other heads in each layer, and in the same layer's next phase
     with host.outside_malloc_graph():
         found = agreement(*tensors, call.keywords.get("scale"), turn)
-    numbered = key.block_index is not None
-    forward.checks.append(Check(kind, _layer(key), numbered, least_agreement(route.plan), found))
+    layer = key.layer
+    forward.checks.append(Check(kind, layer.name, layer.numbered, least_agreement(route.plan), found))
 
 
 def judge(session: Session, forward: Forward, repeatable: bool) -> ArithmeticError | None:
@@ -85,12 +85,3 @@ def judge(session: Session, forward: Forward, repeatable: bool) -> ArithmeticErr
     dense = check.layer.removeprefix("block ").partition(" ")[0] if check.numbered else ""
     finding = disagreement(check.layer, step, forward.phase, value, check.least)
     return GuardError(finding, disagreed(finding, len(failing), len(checks), repeatable, dense))
-
-
-def _layer(key: Key) -> str:
-    """The call's place in words; a numbered block as `dense_blocks` writes it."""
-    if key.block_index is None:
-        return f"self-attention call {key.ordinal + 1} of the pass"
-    kind = "" if key.block_type is None else f"{key.block_type}:"
-    again = f" (its call {key.ordinal + 1})" if key.ordinal else ""
-    return f"block {kind}{key.block_index}{again}"

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ..kernels import Reason
-from . import host
+from . import host, watch
 from .call import Call, read_call
 from .eligibility import ineligible
 from .engine import accelerate
 from .families import family_of
 from .forward import Forward
 from .guard import judge
-from .messages import NO_BLOCK_NUMBERS, chained, non_finite
+from .messages import NO_BLOCK_NUMBERS, REASONS, chained, non_finite
 from .options import PatchOptions
 from .session import Route, Session
 
@@ -97,6 +97,7 @@ def _apply_model_wrapper(session: Session) -> Callable[..., Any]:
         options[host.RECORD] = forward
         try:
             out = executor(*args, **kwargs)
+            watch.end_pass(forward)
             # A ControlNet's residuals are used up by the first pass; without one, the step can be saved.
             repeatable = kwargs.get("control", args[4] if len(args) > 4 else None) is None
             problem = judge(session, forward, repeatable)
@@ -143,6 +144,8 @@ def _plan(
         tuple(map(str, options.get("uuids") or ())),
         None if window is None else tuple(window.index_list),
         payload.get("layout") if isinstance(payload, dict) else None,
+        sigma,
+        options.get(host.WATCHERS, ()),
     )
 
 
@@ -246,6 +249,10 @@ def _verdict(session: Session, forward: Forward | None, call: Call | None, behin
         session.decline(reason, 1 if forward is None else len(forward.branches))
         return None
     if call is None:
+        return None
+    if forward is not None and watch.keeps_16_bit(forward, call):
+        forward.key(call)  # it counts among its equals: the next one must not take its number
+        session.decline(REASONS["budget"], len(forward.branches))
         return None
     if behind is not None:
         session.note(behind)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ ON_DETACH = "on_detach_after"
 #: Keys in `transformer_options`.
 OVERRIDE = "optimized_attention_override"
 RECORD = "vc_attention"
+WATCHERS = "vc_attention_watchers"
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -63,6 +66,42 @@ def default_attention() -> Callable[..., Any]:
     from comfy.ldm.modules.attention import optimized_attention
 
     return optimized_attention
+
+
+def prompt_id() -> str | None:
+    """The prompt that is being executed, or None outside of one."""
+    ask = getattr(sys.modules.get("comfy_execution.utils"), "get_executing_context", None)
+    context = None if ask is None else ask()
+    return None if context is None else context.prompt_id
+
+
+def output_folder() -> Path:
+    """ComfyUI's output folder. It may not exist yet."""
+    import folder_paths
+
+    return Path(folder_paths.get_output_directory())
+
+
+def numbered_file(prefix: str) -> tuple[Path, str, int]:
+    """(folder, name, number) for the next file of `prefix` in the output folder, by ComfyUI's own rules.
+
+    Makes the folder. Raises what ComfyUI raises: a prefix that leaves the output folder, a folder that is not allowed.
+    """
+    import folder_paths
+
+    folder, name, number, _, _ = folder_paths.get_save_image_path(prefix, str(output_folder()))
+    return Path(folder), name, number
+
+
+@functools.cache
+def pack_version() -> str:
+    """The pack's version, as pyproject.toml states it."""
+    try:
+        text = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    found = re.search(r'^version = "([^"]+)"', text, re.M)
+    return found[1] if found else "unknown"
 
 
 def user_folder() -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import ComfyExtension, io
+from comfy_api.latest import io
 
 from ..kernels import Ok, set_folder, supports
 from . import host
@@ -22,7 +22,7 @@ from .options import (
     PRECISIONS,
     QUALITIES,
     PatchOptions,
-    parse_dense_blocks,
+    parse_blocks,
 )
 from .schema import known
 
@@ -99,7 +99,7 @@ class VCAttentionPatch(io.ComfyNode):
     def validate_inputs(cls, dense_blocks: str = "") -> bool | str:
         """Say what is wrong with dense_blocks before anything runs; ComfyUI checks the other widgets itself."""
         try:
-            parse_dense_blocks(dense_blocks)
+            parse_blocks(dense_blocks)
         except ValueError as error:
             return str(error)
         return True
@@ -127,11 +127,3 @@ def _first_words(patched: Any, options: PatchOptions, node_id: str | None) -> st
         if isinstance(verdict, Ok):
             return ready(verdict.backend, verdict.note) if index == 0 else DEGRADED
     return str(verdicts[0])
-
-
-class VCAttentionExtension(ComfyExtension):
-    """The pack's nodes, as ComfyUI asks for them."""
-
-    async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        """All nodes of the pack."""
-        return [VCAttentionPatch]
