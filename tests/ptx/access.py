@@ -8,6 +8,7 @@ import numpy as np
 
 from .formats import TYPES, U32, U64, UNSIGNED
 from .machine import WINDOW_BITS, Fault
+from .memory import differing_stores
 from .operands import opcode, vector
 from .parser import PtxError
 
@@ -93,11 +94,10 @@ def store(c, i, m):
 def _store_shared(warp, addresses, values, size, atomic=False):
     shared = warp.cta.shared
     index, granules = shared.locate(addresses, size)
-    if not atomic and np.unique(addresses).size != len(addresses):
-        same = [values[addresses == a] for a in np.unique(addresses)]
-        if any((v != v[0]).any() for v in same):
-            raise Fault("lanes store different values to the same shared address")
-    shared.check_write(warp.agent, warp.clock[warp.agent], warp.clock, granules, generic=True, atomic=atomic)
+    if not atomic and differing_stores(addresses, values):
+        raise Fault("two lanes store different values to the same shared address")
+    change = None if atomic else (index, values)
+    shared.check_write(warp.agent, warp.clock[warp.agent], warp.clock, granules, True, atomic, change)
     shared.data[index] = values
     warp.cta.decoded.clear()
     warp.cta.cluster.events += 1

@@ -1,4 +1,4 @@
-"""What ptxas does by default (-fmad) to fp32 arithmetic: a mul.f32 whose only use is an add.f32 or sub.f32 becomes an FMA.
+"""What ptxas does by default (-fmad) to fp32: a mul.f32 whose only use is an add.f32 or sub.f32 becomes an FMA.
 
 The PTX says two roundings, silicon does one; with this the interpreter's results are those of the compiled kernel
 wherever ptxas chooses the same pairs. Instructions with .rn are never contracted.

@@ -9,10 +9,10 @@ from .formats import F32, S32, TYPES, U8, U16, U32, UNSIGNED
 from .operands import opcode
 
 _PACKED = {
-    "bf16x2": (fm.to_bf16, U16, 16),
-    "f16x2": (fm.to_f16, U16, 16),
-    "satfinite.e4m3x2": (fm.to_e4m3, U8, 8),
-    "satfinite.e2m1x2": (fm.to_e2m1, U8, 4),
+    "bf16x2": (fm.to_bf16, 16),
+    "f16x2": (fm.to_f16, 16),
+    "satfinite.e4m3x2": (fm.to_e4m3, 8),
+    "satfinite.e2m1x2": (fm.to_e2m1, 4),
 }
 
 
@@ -21,7 +21,7 @@ def pack_floats(c, i, m):
     """Two fp32 into one register, the first operand in the upper half."""
     write = c.write(i, i.operands[0])
     high, low = (c.read(i, name, F32) for name in i.operands[1:])
-    convert, part, bits = _PACKED[m[1]]
+    convert, bits = _PACKED[m[1]]
     whole = UNSIGNED[2 * bits // 8]
     shift = whole.type(bits)
 

@@ -5,10 +5,12 @@ The bytes of a copy in flight are poisoned at once, so that nobody can be lucky,
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from .barriers import find_barrier
-from .formats import U16, U32, U64
+from .formats import U16, U32
 from .machine import Copy, Fault
 from .operands import opcode
 from .parser import PtxError
@@ -73,7 +75,7 @@ def _start(warp, cta, place, data, barrier, instruction):
     options = cluster.options
     pieces = options.random.randint(1, 3) if options.schedule == "random" and data.size >= 64 else 1
     cuts = [data.size * n // pieces // 16 * 16 for n in range(pieces)] + [data.size]
-    for start, end in zip(cuts[:-1], cuts[1:], strict=True):
+    for start, end in pairwise(cuts):
 
         def deliver(start=start, end=end):
             shared.data[index[0][start:end]] = data[start:end]

@@ -32,7 +32,7 @@ SHARED_BASE = 1024
 EXIT, SPIN, BLOCKED = "exit", "spin", "blocked"
 
 
-class Fault(PtxError):
+class Fault(PtxError):  # noqa: N818 - a fault, as hardware has them
     """Something that silicon would do wrongly or not report. The message names PTX line, warp and instruction."""
 
 

@@ -1,7 +1,8 @@
 """Global and shared memory with bounds, alignment, unwritten reads and races; addresses are what the kernel sees.
 
 Races: for each granule of memory the last writer and the last time of each reader (shared) or the last reader (global)
-are kept; an access that a conflicting one did not happen before is a race, whatever the schedule was.
+are kept; an access that a conflicting one did not happen before is a race, whatever the schedule was. Ordinary writes
+that leave the bytes as they are do not conflict with each other: our kernels let two warps compute the same table.
 """
 
 from __future__ import annotations
@@ -13,8 +14,16 @@ import numpy as np
 from .parser import PtxError
 
 
-class MemoryFault(PtxError):
+class MemoryFault(PtxError):  # noqa: N818 - a fault, as hardware has them
     """An access that silicon would get wrong silently."""
+
+
+def differing_stores(addresses: np.ndarray, values: np.ndarray) -> bool:
+    """Whether lanes of one instruction store different `values` [n, size] to one of `addresses` [n]."""
+    if (np.diff(addresses) > 0).all():
+        return False
+    _, first, inverse = np.unique(addresses, return_index=True, return_inverse=True)
+    return bool((values != values[first][inverse]).any())
 
 
 class Buffer:
@@ -88,7 +97,7 @@ class GlobalMemory:
             where = int(index[~buffer.written[index]].min())
             raise MemoryFault(f"read of global memory that nobody has written: {buffer.name}, byte {where}")
         if buffer.writable and self.races:
-            self._check_writer(warp, buffer, index, "read", atomic=False)
+            self._check_writer(warp, buffer, index, "read")
             buffer.reader[index] = warp.agent
             buffer.reader_time[index] = warp.clock[warp.agent]
             buffer.reader_cluster[index] = warp.cta.cluster.number
@@ -98,10 +107,10 @@ class GlobalMemory:
         """Store bytes `values` at `index`, checked. Lanes of one instruction must not collide unless `atomic`."""
         if not buffer.writable:
             raise MemoryFault(f"store to the read-only buffer {buffer.name}")
-        if not atomic and np.unique(index[:, 0]).size != len(index):
-            raise MemoryFault(f"two lanes store to the same address of {buffer.name}")
+        if not atomic and differing_stores(index[:, 0], values):
+            raise MemoryFault(f"two lanes store different values to the same address of {buffer.name}")
         if self.races:
-            self._check_writer(warp, buffer, index, "write", atomic)
+            self._check_writer(warp, buffer, index, "write", atomic, values)
             cluster, agents = buffer.reader_cluster[index], buffer.reader[index]
             foreign = (cluster >= 0) & (cluster != warp.cta.cluster.number)
             late = (cluster == warp.cta.cluster.number) & (buffer.reader_time[index] > warp.clock[agents])
@@ -114,13 +123,15 @@ class GlobalMemory:
         buffer.data[index] = values
         buffer.written[index] = True
 
-    def _check_writer(self, warp, buffer: Buffer, index: np.ndarray, what: str, atomic: bool) -> None:
+    def _check_writer(self, warp, buffer: Buffer, index: np.ndarray, what: str, atomic=False, values=None) -> None:
         cluster, agents = buffer.writer_cluster[index], buffer.writer[index]
         foreign = (cluster >= 0) & (cluster != warp.cta.cluster.number)
         late = (cluster == warp.cta.cluster.number) & (buffer.writer_time[index] > warp.clock[agents])
         bad = foreign | late
         if atomic:
             bad &= ~buffer.atomic[index]
+        if values is not None and bad.any():
+            bad &= values != buffer.data[index]
         if bad.any():
             where = int(index[bad].min())
             raise MemoryFault(f"DATA RACE: {what} of {buffer.name}, byte {where}, is not ordered after another write")
@@ -189,8 +200,13 @@ class SharedMemory:
                 )
         self.reader_time[self._row[agent], granules] = time
 
-    def check_write(self, agent: int, time: int, clock: np.ndarray, granules, generic: bool, atomic=False) -> None:
-        """Note a write of `granules` by `agent` and fault on accesses that it is not ordered after."""
+    def check_write(
+        self, agent: int, time: int, clock: np.ndarray, granules, generic: bool, atomic=False, change=None
+    ) -> None:
+        """Note a write of `granules` by `agent` and fault on accesses that it is not ordered after.
+
+        change: byte indices and values of an ordinary write, [n, size] each, to see whether it changes anything.
+        """
         if self.barrier[granules].any():
             raise MemoryFault(f"write over the mbarrier at {self._at(granules, self.barrier[granules])}")
         if self.races:
@@ -198,6 +214,10 @@ class SharedMemory:
             late = (writers >= 0) & (self.writer_time[granules] > clock[writers])
             if atomic:
                 late &= ~self.atomic[granules]
+            if change is not None and late.any():
+                index, values = change
+                same = (self.data[index] == values).reshape(len(granules), -1).all(1)
+                late &= ~(same & self.generic[granules])
             if late.any():
                 raise MemoryFault(
                     f"DATA RACE: write to shared memory at {self._at(granules, late)} is not ordered after an earlier "

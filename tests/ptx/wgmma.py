@@ -48,13 +48,12 @@ def _fetch(warp, descriptor: int, rows: int, first: int, count: int, element: st
     if addresses.min() < cta.shared.base or addresses.max() >= cta.shared.base + cta.shared.size:
         raise Fault(f"a wgmma operand lies out of bounds: {int(addresses.min()):#x}..{int(addresses.max()):#x}")
     index = addresses - cta.shared.base
-    granules = np.unique(index >> cta.shared.shift)
+    granules = (index[:, ::4] >> cta.shared.shift if cta.shared.shift else index).ravel()
     agent = cta.cluster.warp_total + warp.agent
     cta.shared.check_read(agent, warp.committed + 1, warp.clock, granules, warp.proxy_clock)
     key = (descriptor, rows, first, count, element)
     if key not in cta.decoded:
-        words = np.ascontiguousarray(cta.shared.data[index]).view(np.uint32)
-        cta.decoded[key] = ELEMENTS[element][1](words)
+        cta.decoded[key] = ELEMENTS[element][1](np.ascontiguousarray(cta.shared.data[index]).view(np.uint32))
     return cta.decoded[key]
 
 
@@ -107,10 +106,7 @@ def multiply(c, i, m):
             left = a_matrix(np.stack([_value(warp, slot) for slot in fragments]), element)
         else:
             left = _fetch(warp, a, 64, 16 * (warp.index % 4), 16, element)
-        if floats:
-            product = left @ right.T
-        else:
-            product = left.astype(F32) @ right.astype(F32).T  # exact: 32 products of less than 2^15
+        product = left @ right.T
         if accumulated:
             addend = c_matrix(np.stack([_value(warp, slot).view(kind) for slot in accumulators]))
         else:
