@@ -42,6 +42,8 @@ class Buffer:
             self.data = np.zeros(0, np.uint8)
         self.written = np.full(self.data.size, written) if isinstance(written, bool) else written
         self.base = 0
+        #: Whether a kernel may read bytes that nobody has written; it must then not use them.
+        self.junk_allowed = False
         self.forget_accesses()
 
     def forget_accesses(self) -> None:
@@ -93,7 +95,7 @@ class GlobalMemory:
 
     def read(self, warp, buffer: Buffer, index: np.ndarray) -> np.ndarray:
         """Bytes at `index`, checked."""
-        if not buffer.written[index].all():
+        if not buffer.junk_allowed and not buffer.written[index].all():
             where = int(index[~buffer.written[index]].min())
             raise MemoryFault(f"read of global memory that nobody has written: {buffer.name}, byte {where}")
         if buffer.writable and self.races:
