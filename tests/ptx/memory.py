@@ -14,6 +14,10 @@ import numpy as np
 from .parser import PtxError
 
 
+#: Readers of a byte of global memory: none yet in this launch, or clusters more than one.
+_NONE, _SEVERAL = -1, -2
+
+
 class MemoryFault(PtxError):  # noqa: N818 - a fault, as hardware has them
     """An access that silicon would get wrong silently."""
 
@@ -55,7 +59,7 @@ class Buffer:
         self.atomic = np.zeros(size, bool)
         self.reader = np.full(size, -1, np.int32)
         self.reader_time = np.zeros(size, np.int32)
-        self.reader_cluster = np.full(size, -1, np.int32)
+        self.reader_cluster = np.full(size, _NONE, np.int32)
 
 
 class GlobalMemory:
@@ -102,7 +106,9 @@ class GlobalMemory:
             self._check_writer(warp, buffer, index, "read")
             buffer.reader[index] = warp.agent
             buffer.reader_time[index] = warp.clock[warp.agent]
-            buffer.reader_cluster[index] = warp.cta.cluster.number
+            known = buffer.reader_cluster[index]
+            own = warp.cta.cluster.number
+            buffer.reader_cluster[index] = np.where((known == _NONE) | (known == own), own, _SEVERAL)
         return buffer.data[index]
 
     def write(self, warp, buffer: Buffer, index: np.ndarray, values: np.ndarray, atomic: bool = False) -> None:
@@ -114,7 +120,7 @@ class GlobalMemory:
         if self.races:
             self._check_writer(warp, buffer, index, "write", atomic, values)
             cluster, agents = buffer.reader_cluster[index], buffer.reader[index]
-            foreign = (cluster >= 0) & (cluster != warp.cta.cluster.number)
+            foreign = (cluster != _NONE) & (cluster != warp.cta.cluster.number)
             late = (cluster == warp.cta.cluster.number) & (buffer.reader_time[index] > warp.clock[agents])
             if (foreign | late).any():
                 raise MemoryFault(f"DATA RACE: write to {buffer.name} is not ordered after a read of another warp")

@@ -51,14 +51,16 @@ def build(compiler: Compiler, instruction: Instruction) -> Execute:
 
 def _unknown(text: str) -> str:
     """Which part of an opcode is not modelled."""
-    parts = text.split(".")
-    for i in range(1, len(parts)):
-        shorter = ".".join(parts[:i] + parts[i + 1 :])
-        if any(pattern.fullmatch(shorter) for pattern, _ in _BUILDERS):
-            return f"the modifier .{parts[i]} of {text} is not modelled"
-    if any(pattern.pattern.split("\\")[0].split("(")[0].startswith(parts[0]) for pattern, _ in _BUILDERS):
-        return f"the instruction {text} is not modelled with these modifiers"
-    return f"the instruction {text} is not modelled"
+    name, *modifiers = text.split(".")
+    patterns = [pattern for pattern, _ in _BUILDERS if re.search(rf"(^|[|(:]){name}\b", pattern.pattern)]
+    if not patterns:
+        return f"the instruction {text} is not modelled"
+    known = {word for pattern in patterns for word in re.findall(r"\w+(?:::\w+)*", pattern.pattern.replace("\\.", " "))}
+    for i, modifier in enumerate(modifiers):
+        shorter = ".".join([name, *modifiers[:i], *modifiers[i + 1 :]])
+        if modifier not in known or any(pattern.fullmatch(shorter) for pattern in patterns):
+            return f"the modifier .{modifier} of {text} is not modelled"
+    return f"the instruction {text} is not modelled with these modifiers"
 
 
 def _guard(compiler: Compiler, instruction: Instruction, execute: Execute) -> Execute:
