@@ -23,8 +23,10 @@ COMMANDS = {
     "test": "tools.test",
     "serve": "tools.serve",
     "replay": "tools.replay",
+    "bench": "tools.bench",
     "doctor": "tools.doctor",
     "lint": "tools.lint",
+    "wheels": "tools.wheels",
 }
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
 import json
 import statistics
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -25,6 +25,10 @@ if "vc_attention" not in sys.modules:
     _spec.loader.exec_module(_module)
     _module.load_pack()
 
+from vc_attention.benchmarks.bench import passes
+from vc_attention.benchmarks.bench.report import pass_text
+from vc_attention.benchmarks.bench.results import Shape
+from vc_attention.benchmarks.bench.timing import Cuda
 from vc_attention.benchmarks.preparation_checks import (
     LAYOUTS,
     PLANS,
@@ -37,7 +41,6 @@ from vc_attention.benchmarks.preparation_checks import (
     must,
     tensors,
 )
-from vc_attention.kernels.cute import layouts as lo
 from vc_attention.kernels.launch import prepare as prep
 from vc_attention.kernels.launch.loader import load_library
 from vc_attention.kernels.plan import Plan
@@ -67,100 +70,16 @@ def host_time(library):
     return out
 
 
-def milliseconds(call, repeats=15):
-    """Median time of `call` on the device."""
-    for _ in range(3):
-        call()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    events[0].record()
-    for event in events[1:]:
-        call()
-        event.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events))
-
-
-def recorded(library, call):
-    """The launches (name, closure) that `call` queues."""
-    launches = []
-    plain = prep.Queue.__call__
-
-    def record(self, name, grid, *arguments):
-        launches.append((name, lambda: plain(self, name, grid, *arguments)))
-        plain(self, name, grid, *arguments)
-
-    prep.Queue.__call__ = record
-    try:
-        kept = must(call())
-    finally:
-        prep.Queue.__call__ = plain
-    return launches, kept
-
-
-def pass_bytes(name, n, length):
-    """Bytes that a pass must read and write, or None where it is not a pass over an operand."""
-    read, coded = n * length * 256, n * lo.query_tiles(length) * 128 * 128
-    keys = n * lo.key_blocks(length) * 128
-    means, order = n * -(-length // 128) * 512, n * length * 4
-    gathered = order if "gather" in name else 0
-    with_means = means if "means" in name else 0
-    table = {
-        "q": read + coded + coded // 32 + (2 * coded if "means" in name else 0),
-        "k_sum": read,
-        "k": read + keys * 128 + gathered + with_means // 2,
-        "v_stats": read + gathered + with_means,
-        "v": read + keys * 136 + gathered + 2 * with_means,
-        "group_assign": read + n * length,
-    }
-    for stem in ("group_assign", "v_stats", "k_sum", "k_mean", "q", "k", "v"):
-        if name.startswith(stem + "_") or name == stem:
-            return table.get(stem)
-    return None
-
-
-def measure(library, length=75600, heads=40):
+def measure(library, length=75600, heads=40, rounds=3):
     """Each launch of each kind of call by itself, and whole calls, at one shape in two layouts."""
-    result = {"length": length, "heads": heads, "device": torch.cuda.get_device_name()}
-    x = torch.randn(heads, length, 128, device="cuda").to(torch.bfloat16)
-    y = torch.empty_like(x)
-    ms = milliseconds(lambda x=x, y=y: y.copy_(x))
-    copy = 2 * x.nbytes / ms / 1e6
-    result["copy_GBs"] = copy
-    print(f"copy of {x.nbytes / 1e6:.0f} MB: {ms:.3f} ms, {copy:.0f} GB/s")
-    del x, y
-    torch.cuda.empty_cache()
+    result = {"device": torch.cuda.get_device_name()}
     for layout in ("fused", "heads"):
         q, k, v = tensors(1, heads, length, length, layout, torch.bfloat16)
-        cold = lambda v=v: prep.group(library, v)  # noqa: E731
-        labels, centroids = must(cold())
-        calls = {
-            "plain": lambda q=q, k=k, v=v: prep.prepare(library, q, k, v, PLANS["plain"]),
-            "demean": lambda q=q, k=k, v=v, t=labels: prep.prepare(library, q, k, v, PLANS["demean"], t),
-            "key_means": lambda q=q, k=k, v=v, t=labels: prep.prepare(library, q, k, v, PLANS["key_means"], t),
-            "group cold": cold,
-            "group warm": lambda v=v, c=centroids: prep.group(library, v, 0, c),
-            "group assignment only": lambda v=v, c=centroids: prep.group(library, v, 0, c, False),
-        }
-        seen = {}
-        for title, call in calls.items():
-            launches, kept = recorded(library, call)
-            whole = milliseconds(call, 9)
-            result[f"{layout} {title}"] = whole
-            print(f"{layout} | {title}: whole call {whole:.3f} ms = {whole / 176 * 100:.2f} % of 176 ms")
-            for name, launch in launches:
-                if name in seen and not name.startswith("group"):
-                    continue
-                ms = milliseconds(launch)
-                seen[name] = ms
-                nbytes = pass_bytes(name, heads, length)
-                if nbytes and (name.startswith("group_assign") is False or ms > 0.2):
-                    rate = nbytes / ms / 1e6
-                    print(f"    {name}: {ms:.3f} ms, {rate:.0f} GB/s, {rate / copy * 100:.0f} % of copy")
-                else:
-                    print(f"    {name}: {ms:.3f} ms")
-                result.setdefault(f"{layout} passes", {}).setdefault(name, []).append(ms)
-            del kept, launches
-        del q, k, v, calls, labels, centroids, cold, call, launch
+        copied, found = passes.measure(library, q, k, v, Cuda(watch=False), rounds)
+        shape = Shape(layout, length, heads, [], passes=found, copy=copied)
+        print("\n".join([f"{layout} layout, {length} tokens, {heads} heads", *pass_text(shape), ""]))
+        result[layout] = asdict(shape)
+        del q, k, v
         torch.cuda.empty_cache()
     return result
 
