@@ -19,6 +19,14 @@ sys.modules.setdefault("ptx", _package)
 
 
 @pytest.fixture(scope="session")
+def ptx(cubins) -> Path:
+    """Folder with the PTX and the manifest of the sm_90a kernels."""
+    if not list(cubins.glob("*.ptx")):
+        pytest.skip("ptx: the folder of --cubins holds no PTX (build it with kernels/build.py --ptx)")
+    return cubins
+
+
+@pytest.fixture(scope="session")
 def cute_layouts() -> dict[str, list[str]]:
     """CuTe's own fragment layouts, from `cute_layouts.py`."""
     if importlib.util.find_spec("cutlass") is None:

@@ -219,6 +219,19 @@ def test_faults_of_clusters(name):
         clustered(CLUSTER.replace(*change), "random")
 
 
+def test_a_block_must_not_leave_while_it_is_used():
+    """The wait for the other's arrivals, or the last cluster barrier: one of the two keeps the memory alive."""
+    told = "{ W: mbarrier.try_wait.parity.shared.b64 %p5, [%r11], 0; @%p5 bra O; bra W; O: }"
+    last = "st.global.b32 [%d2], %r8; barrier.cluster.arrive; barrier.cluster.wait;"
+    assert told in CLUSTER
+    assert last in CLUSTER
+    without = CLUSTER.replace(told, "")
+    for body in (without, CLUSTER.replace(last, "st.global.b32 [%d2], %r8;")):
+        assert np.array_equal(clustered(body), np.tile(np.arange(32), 4))
+    with pytest.raises(PtxError, match="may have left before another one used its shared memory"):
+        clustered(without.replace(last, "st.global.b32 [%d2], %r8;"))
+
+
 def test_setmaxnreg():
     """384 threads start with 168 registers; what the first warpgroup gives back the other two may take."""
     body = """
