@@ -183,9 +183,9 @@ def test_grouping(ptx, kind):
 
 
 def test_the_whole_call(ptx):
-    """Grouping, preparation and attention on one another's results, two heads, tokens stored [B, L, H, D]."""
+    """Grouping, preparation and attention on one another's results, tokens stored [B, L, H, D]."""
     plan = Plan(key_means=True)
-    q, k, v = (layouts(x, 1) for x in tensors(1, 2, 40, 270, torch.bfloat16, 4))
+    q, k, v = (layouts(x, 1) for x in tensors(1, 1, 110, 270, torch.bfloat16, 4))
     labels, _ = grouping(ptx, v, 5)
     library = on_torch.InterpretedLibrary(ptx, schedule="random", seed=2)
     images = on_torch.prepare(library, q, k, v, plan, labels)
