@@ -53,10 +53,11 @@ def package_version() -> str:
     return found[1]
 
 
-def build(folder: Path, only: str = "", arch: str = "") -> dict[str, Any]:
+def build(folder: Path, only: str = "", arch: str = "", keep_ptx: bool = False) -> dict[str, Any]:
     """Compile the kernels whose name contains `only` into `folder`, write manifest.json there and return it.
 
-    arch: such as sm_90a; what CUTE_DSL_ARCH says if empty. Raises BuildError when there are no kernels for it.
+    arch: such as sm_90a; what CUTE_DSL_ARCH says if empty. keep_ptx: also write the PTX of each kernel. Raises
+    BuildError when there are no kernels for `arch`.
     """
     package_without_torch()
     from cutlass import CUDA_VERSION
@@ -91,6 +92,8 @@ def build(folder: Path, only: str = "", arch: str = "") -> dict[str, Any]:
                 f"{kernel.name} has {len(facts.params)} parameters, but its source names {len(kernel.arguments)}."
             )
         (folder / f"{kernel.name}.cubin").write_bytes(data)
+        if keep_ptx:
+            (folder / f"{kernel.name}.ptx").write_text(text, encoding="utf-8", newline="\n")
         kernels.append(
             {
                 "name": kernel.name,
@@ -138,6 +141,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", help="where cubins and manifest.json go")
     parser.add_argument("--arch", default="", help="such as sm_90a; CUTE_DSL_ARCH if not given")
     parser.add_argument("--only", default="", help="compile only kernels whose name contains this text")
+    parser.add_argument(
+        "--ptx", action="store_true", help="also write the PTX of each kernel, as the tests interpret it"
+    )
     parser.add_argument("--list", action="store_true", help="print the architectures that have kernels")
     arguments = parser.parse_args()
     if arguments.list:
@@ -146,7 +152,7 @@ def main() -> None:
     if arguments.folder is None:
         parser.error("name the folder that the kernels go to")
     try:
-        manifest = build(arguments.folder, arguments.only, arguments.arch)
+        manifest = build(arguments.folder, arguments.only, arguments.arch, arguments.ptx)
     except BuildError as error:
         parser.exit(1, f"{error}\n")
     sys.stdout.write(f"{len(manifest['kernels'])} kernels for {manifest['arch']} in {arguments.folder}\n")
