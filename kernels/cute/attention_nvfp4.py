@@ -27,7 +27,18 @@ from cutlass.cute.runtime import make_ptr
 from . import layouts_nvfp4 as lo
 from .buildable import Buildable
 from .config_nvfp4 import configs
-from .pipeline_nvfp4 import K_WORDS, PRODUCER_THREADS, THREADS, V_WORDS, Barriers, initialise, produce, storage
+from .pipeline_nvfp4 import (
+    K_WORDS,
+    PRODUCER_THREADS,
+    STAGES,
+    THREADS,
+    V_WORDS,
+    Barriers,
+    await_tile,
+    initialise,
+    produce,
+    storage,
+)
 from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
 from .ptx_sm120 import mma_bf16_k8, mma_bf16_k16, mma_nvfp4, register
 from .softmax import quad_sum
@@ -49,7 +60,7 @@ POINTERS = (
     ("ks", Float32, 4),
     ("sv", Float32, 4),
     ("mu", BFloat16, 128),
-    ("qb", BFloat16, 128),
+    ("qb", Uint32, 128),
     ("km", BFloat16, 128),
     ("out", Uint32, 16),
 )
@@ -57,7 +68,7 @@ SCALARS = ("lq", "lkv", "heads", "scale")
 
 
 def _words(pointer, index):
-    """Four consecutive words of shared memory, number `index` of them from `pointer` on, by one load."""
+    """Four consecutive words, number `index` of them from `pointer` on, by one load."""
     registers = cute.make_rmem_tensor(4, Uint32)
     cute.autovec_copy(cute.make_tensor(pointer + 4 * index, cute.make_layout(4)), registers)
     return [registers[i] for i in range(4)]
@@ -151,23 +162,21 @@ class AttentionNvfp4:
         config = self.config
         tiles = (lkv + lo.BLOCK - 1) // lo.BLOCK
         thread, _, _ = cute.arch.thread_idx()
-        query_tile, head, _ = cute.arch.block_idx()
-        query_tiles = cute.arch.grid_dim()[0]
+        _, head, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(thread // 32)
         shared = cutlass.memory.SmemAllocator().allocate(self.storage)
         bars = Barriers(shared)
         if thread == 0:
-            initialise(bars, config.stages)
+            initialise(bars)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         if warp < PRODUCER_THREADS // 32:
             cute.arch.setmaxregister_decrease(_PRODUCER_REGISTERS)
             if warp == 0:
-                tensors = {"k": k, "v": v, "mu": mu, "qb": qb, "km": km}
-                produce(config, shared, bars, tensors, head, query_tile, query_tiles, tiles)
+                produce(config, shared, bars, {"k": k, "v": v, "mu": mu, "km": km}, head, tiles)
         else:
             cute.arch.setmaxregister_increase(_CONSUMER_REGISTERS)
-            self.consume(shared, bars, q, qs, ks, sv, out, lq, tiles, heads, scale, warp - PRODUCER_THREADS // 32)
+            self.consume(shared, bars, q, qb, qs, ks, sv, out, lq, tiles, heads, scale, warp - PRODUCER_THREADS // 32)
 
     @cute.jit
     def consume(
@@ -175,6 +184,7 @@ class AttentionNvfp4:
         shared: cutlass.Constexpr,
         bars: cutlass.Constexpr,
         q: cute.Pointer,
+        qb: cute.Pointer,
         qs: cute.Pointer,
         ks: cute.Pointer,
         sv: cute.Pointer,
@@ -194,15 +204,15 @@ class AttentionNvfp4:
             cute.make_tensor(qs + head, cute.make_layout(1))[0] * cute.make_tensor(ks + head, cute.make_layout(1))[0]
         )
         f = Fragments(shared, warp, lane, second * scale, scale)
-        f.load_queries(q, head * cute.arch.grid_dim()[0] + query_tile)
-        if const_expr(config.key_means):
-            cute.arch.mbarrier_wait(bars.qb_full, 0)
+        tile = head * cute.arch.grid_dim()[0] + query_tile
+        f.load_queries(q, tile)
+        # Two loops: a branch around the means would cost copies of all accumulators for every tile.
         if const_expr(config.demean):
             for group in cutlass.range((tiles + lo.MEAN_GROUP - 1) // lo.MEAN_GROUP, unroll=1):
                 first = group * lo.MEAN_GROUP
                 if const_expr(config.key_means):
-                    self.await_tile(bars, first)
-                    self.load_bias(f, group)
+                    await_tile(bars, first)
+                    self.load_bias(f, qb, tile, group)
                 for j in cutlass.range(first, cutlass.min(first + lo.MEAN_GROUP, tiles), unroll=1):
                     self.tile(f, bars, j)
                 self.restore_means(f, group)
@@ -213,14 +223,10 @@ class AttentionNvfp4:
                 f.row_sum[r] = f.sums[2 * r] + f.sums[2 * r + 1]
         self.store(f, sv, out, lq, heads, head, query_tile * lo.QUERY_TILE + warp * lo.WARP_ROWS + lane // 4)
 
-    def await_tile(self, bars, j):
-        """Wait until the K and V tiles of `j`, and the means that ride with them, have arrived."""
-        cute.arch.mbarrier_wait(bars.full + j % self.config.stages, (j // self.config.stages) & 1)
-
     def tile(self, f, bars, j):
         """One key tile."""
-        stage = j % self.config.stages
-        self.await_tile(bars, j)
+        stage = j % STAGES
+        await_tile(bars, j)
         keys = f.shared.k.data_ptr() + stage * K_WORDS
         values = f.shared.v.data_ptr() + stage * V_WORDS
         zero = [Float32(0.0)] * 4
@@ -261,11 +267,14 @@ class AttentionNvfp4:
                 acc[i] = mma_nvfp4(a[k], a_scales[k], b[i][2 * k : 2 * k + 2], scales[2 * i + k], acc[i])
         return acc[0] + acc[1]
 
-    def load_bias(self, f, group):
-        """f.bias = q . (key mean) of the 8 blocks of `group`, in bf16."""
+    def load_bias(self, f, qb, tile, group):
+        """f.bias = q . (key mean) of the 8 blocks of `group`, in bf16.
+
+        The query rows come from global memory each time: shared memory has no room for them, nor have the registers.
+        """
         acc = [Float32(0.0)] * 4
         means = f.shared.km.data_ptr() + (group & 1) * (lo.KM_ELEMENTS // 2)
-        queries = f.shared.qb.data_ptr()
+        queries = qb + tile.to(cutlass.Int64) * (lo.QB_ELEMENTS // 2)
         for k in range(lo.HEAD_DIM // 32):
             b = _words(means, k * 32 + f.lane)
             for i in range(2):
@@ -285,10 +294,10 @@ class AttentionNvfp4:
         for n in range(0, _DIM_TILES, 4):
             b = _words(means, n // 4 * 32 + f.lane)
             for i in range(4):
-                place = 4 * (n + i)
-                acc = mma_bf16_k8(a, b[i], [f.acc[place + x] for x in range(4)])
+                # Added by hand: as accumulators of these MMAs the outputs would have to move into aligned registers.
+                gain = mma_bf16_k8(a, b[i], [Float32(0.0)] * 4)
                 for x in range(4):
-                    f.acc[place + x] = acc[x]
+                    f.acc[4 * (n + i) + x] = f.acc[4 * (n + i) + x] + gain[x]
         f.sums.fill(0.0)
 
     @cute.jit

@@ -31,11 +31,6 @@ class Nvfp4Config:
         means = "_".join(["v"] * self.demean + ["k"] * self.key_means) or "none"
         return f"attention_nvfp4_means_{means}_{self.output}"
 
-    @property
-    def stages(self) -> int:
-        """K and V tiles in flight: what 99 KB of shared memory hold. The unrotated query rows take 32 KB of it."""
-        return 3 if self.key_means else 5
-
 
 def configs() -> list[Nvfp4Config]:
     """Every kernel that is built. Key means come only with V means, as both belong to grouped steps."""

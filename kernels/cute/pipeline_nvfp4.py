@@ -13,6 +13,8 @@ from cutlass import Int32, Int64, Uint32, const_expr
 
 from . import layouts_nvfp4 as lo
 
+#: K and V tiles in flight: what 99 KB of shared memory hold, and a power of two: stage and phase are bits of the tile.
+STAGES = 4
 K_WORDS, V_WORDS = lo.K_BYTES // 4, lo.V_BYTES // 4
 #: Warps that compute, of 16 query rows each; one more warpgroup holds the producer warp.
 CONSUMER_WARPS = lo.QUERY_TILE // lo.WARP_ROWS
@@ -22,16 +24,15 @@ THREADS = PRODUCER_THREADS + 32 * CONSUMER_WARPS
 
 def storage(config):
     """The shared-memory struct of one CTA."""
-    array, aligned, stages = cute.struct.MemRange, cute.struct.Align, config.stages
-    fields = {"full": array[Int64, stages], "empty": array[Int64, stages], "qb_full": array[Int64, 1]}
+    array, aligned = cute.struct.MemRange, cute.struct.Align
+    fields = {"full": array[Int64, STAGES], "empty": array[Int64, STAGES]}
     # Tiles of means are double-buffered: the group before still needs its own while the next group's arrives.
     if config.demean:
         fields["mu"] = aligned[array[Uint32, lo.MU_ELEMENTS], 128]
     if config.key_means:
         fields["km"] = aligned[array[Uint32, lo.KM_ELEMENTS], 128]
-        fields["qb"] = aligned[array[Uint32, lo.QB_ELEMENTS // 2], 128]
-    fields["k"] = aligned[array[Uint32, K_WORDS * stages], 128]
-    fields["v"] = aligned[array[Uint32, V_WORDS * stages], 128]
+    fields["k"] = aligned[array[Uint32, K_WORDS * STAGES], 128]
+    fields["v"] = aligned[array[Uint32, V_WORDS * STAGES], 128]
     return cute.struct(type("Storage", (), {"__annotations__": fields}))
 
 
@@ -41,7 +42,6 @@ class Barriers:
 
     def __init__(self, shared):
         self.full, self.empty = shared.full.data_ptr(), shared.empty.data_ptr()
-        self.qb_full = shared.qb_full.data_ptr()
 
 
 def bulk_copy(source, index, target, slot, nbytes, barrier):
@@ -62,12 +62,16 @@ def bulk_copy(source, index, target, slot, nbytes, barrier):
 
 
 @cute.jit
-def initialise(bars: cutlass.Constexpr, stages: cutlass.Constexpr):
+def initialise(bars: cutlass.Constexpr):
     """Set the arrival counts; called by one thread, before a CTA-wide barrier."""
-    cute.arch.mbarrier_init(bars.qb_full, 1)
-    for i in cutlass.range_constexpr(stages):
+    for i in cutlass.range_constexpr(STAGES):
         cute.arch.mbarrier_init(bars.full + i, 1)
         cute.arch.mbarrier_init(bars.empty + i, CONSUMER_WARPS)
+
+
+def await_tile(bars, j):
+    """Wait until the K and V tiles of `j`, and the means that ride with them, have arrived."""
+    cute.arch.mbarrier_wait(bars.full + j % STAGES, (j // STAGES) & 1)
 
 
 @cute.jit
@@ -77,31 +81,17 @@ def produce(
     bars: cutlass.Constexpr,
     tensors: cutlass.Constexpr,
     head: Int32,
-    query_tile: Int32,
-    query_tiles: Int32,
     tiles: Int32,
 ):
     """The producer warp: K and V tiles as consumers free their stages.
 
     `tensors` holds the global pointers by image name. A group's means ride on the barrier of its first tile, so that
-    they need none of their own (safe while stages <= tiles of a group).
+    they need none of their own (safe while STAGES <= MEAN_GROUP).
     """
-    stages = config.stages
     groups = (tiles + lo.MEAN_GROUP - 1) // lo.MEAN_GROUP
-    if const_expr(config.key_means):
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(bars.qb_full, 2 * lo.QB_ELEMENTS)
-            bulk_copy(
-                tensors["qb"],
-                head * query_tiles + query_tile,
-                shared.qb.data_ptr(),
-                0,
-                2 * lo.QB_ELEMENTS,
-                bars.qb_full,
-            )
     for j in cutlass.range(tiles, unroll=1):
-        stage = j % stages
-        phase = (j // stages) & 1
+        stage = j % STAGES
+        phase = (j // STAGES) & 1
         index = head * groups + j // lo.MEAN_GROUP
         buffer = (j // lo.MEAN_GROUP) & 1
         first = j % lo.MEAN_GROUP == 0
