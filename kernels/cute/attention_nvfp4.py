@@ -40,7 +40,7 @@ from .pipeline_nvfp4 import (
     storage,
 )
 from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
-from .ptx_sm120 import mma_bf16_k8, mma_bf16_k16, mma_nvfp4, register
+from .ptx_sm120 import lane_index, mma_bf16_k8, mma_bf16_k16, mma_nvfp4, register
 from .softmax import quad_sum
 from .softmax_nvfp4 import ScaleExchange, softmax_tile
 
@@ -86,9 +86,6 @@ class Fragments:
         #: The accumulator of the row-sum rows: rows g and g + 8, blocks 2 t and 2 t + 1 of the group.
         self.sums = cute.make_rmem_tensor(4, Float32)
         self.sums.fill(0.0)
-        #: q . (key mean) in the same arrangement.
-        self.bias = cute.make_rmem_tensor(4, Float32)
-        self.bias.fill(0.0)
         self.maximum = cute.make_rmem_tensor(2, Float32)
         self.maximum.fill(-Float32.inf)
         self.row_sum = cute.make_rmem_tensor(2, Float32)
@@ -221,7 +218,7 @@ class AttentionNvfp4:
                 self.tile(f, bars, j)
             for r in cutlass.range_constexpr(2):
                 f.row_sum[r] = f.sums[2 * r] + f.sums[2 * r + 1]
-        self.store(f, sv, out, lq, heads, head, query_tile * lo.QUERY_TILE + warp * lo.WARP_ROWS + lane // 4)
+        self.store(f, sv, out, lq, heads, head, query_tile * lo.QUERY_TILE + warp * lo.WARP_ROWS)
 
     def tile(self, f, bars, j):
         """One key tile."""
@@ -233,14 +230,7 @@ class AttentionNvfp4:
         scores = []
         for n in range(0, _SCORE_TILES, 2):
             scores += self.multiply(f, keys, lo.CODE_BYTES, n, f.queries, f.query_scales)
-        addend = None
-        if self.config.key_means:
-            source = (f.lane & 28) + (j & (lo.MEAN_GROUP - 1)) // 2
-            odd = (j & 1) != 0
-            addend = [
-                cute.arch.shuffle_sync(cutlass.select_(odd, f.bias[2 * r + 1], f.bias[2 * r]), source) * f.bias_scale
-                for r in range(2)
-            ]
+        addend = self.biases(f, j) if self.config.key_means else None
         p, p_scales, rescale = softmax_tile(scores, f.maximum, f.scale, addend, f.exchange)
         ones, scales = _words(values, _DIM_TILES * 32 + f.lane), register(_ONES)
         gain = mma_nvfp4(p[0], p_scales[0], ones[:2], scales, zero)
@@ -268,20 +258,40 @@ class AttentionNvfp4:
         return acc[0] + acc[1]
 
     def load_bias(self, f, qb, tile, group):
-        """f.bias = q . (key mean) of the 8 blocks of `group`, in bf16.
+        """q . (key mean) of the 8 blocks of `group`, a bf16 product.
 
         The query rows come from global memory each time: shared memory has no room for them, nor have the registers.
         """
         acc = [Float32(0.0)] * 4
         means = f.shared.km.data_ptr() + (group & 1) * (lo.KM_ELEMENTS // 2)
         queries = qb + tile.to(cutlass.Int64) * (lo.QB_ELEMENTS // 2)
+        lane = lane_index()
         for k in range(lo.HEAD_DIM // 32):
-            b = _words(means, k * 32 + f.lane)
+            b = _words(means, k * 32 + lane)
             for i in range(2):
-                a = _words(queries, (f.warp * 8 + 2 * k + i) * 32 + f.lane)
+                a = _words(queries, (f.warp * 8 + 2 * k + i) * 32 + lane)
                 acc = mma_bf16_k16(a, b[2 * i : 2 * i + 2], acc)
+        biases = self.biases_of(f)
+        cute.arch.sync_warp()
         for i in range(4):
-            f.bias[i] = acc[i]
+            biases[i // 2, lane // 4, 2 * (lane % 4) + i % 2] = acc[i] * f.bias_scale
+        cute.arch.sync_warp()
+
+    def biases_of(self, f):
+        """This warp's q . (key mean) in log2 units, in shared memory: [row half r, g, block of the group].
+
+        Four registers would hold them, but they are the ones that ptxas then spills.
+        """
+        return cute.make_tensor(
+            f.shared.bias.data_ptr() + f.warp * (lo.WARP_ROWS * lo.MEAN_GROUP),
+            cute.make_layout((2, 8, lo.MEAN_GROUP), stride=(1, 2, lo.WARP_ROWS)),
+        )
+
+    def biases(self, f, j):
+        """Those of the lane's two rows and of block `j`."""
+        pair = cute.make_rmem_tensor(2, Float32)
+        cute.autovec_copy(self.biases_of(f)[None, f.lane // 4, j % lo.MEAN_GROUP], pair)
+        return [pair[r] for r in range(2)]
 
     def restore_means(self, f, group):
         """O += r mu^T with the row sums r of the blocks of `group`, as bf16; l adds the same values. Then r = 0."""
@@ -290,9 +300,10 @@ class AttentionNvfp4:
             word = pack_bf16(f.sums[2 * r], f.sums[2 * r + 1])
             a.append(word)
             f.row_sum[r] = f.row_sum[r] + (low_bf16(word) + high_bf16(word))
+        lane = lane_index()
         means = f.shared.mu.data_ptr() + (group & 1) * (lo.MU_ELEMENTS // 2)
         for n in range(0, _DIM_TILES, 4):
-            b = _words(means, n // 4 * 32 + f.lane)
+            b = _words(means, n // 4 * 32 + lane)
             for i in range(4):
                 # Added by hand: as accumulators of these MMAs the outputs would have to move into aligned registers.
                 gain = mma_bf16_k8(a, b[i], [Float32(0.0)] * 4)
@@ -309,12 +320,14 @@ class AttentionNvfp4:
         lq: Int32,
         heads: Int32,
         head: Int32,
-        row: Int32,
+        first_row: Int32,
     ):
         """Write O sv / l of rows below `lq` to out [B, Lq, H, 128]. A row without weight becomes 0."""
         pack = pack_bf16 if const_expr(self.config.output == "bf16") else pack_fp16
         second = cute.make_tensor(sv + head, cute.make_layout(1))[0]
         batch = head // heads
+        lane = lane_index()
+        row = first_row + lane // 4
         for r in cutlass.range_constexpr(2):
             total = quad_sum(f.row_sum[r])
             factor = Float32(0.0)
@@ -323,7 +336,7 @@ class AttentionNvfp4:
             if row + 8 * r < lq:
                 line = (batch.to(cutlass.Int64) * lq + (row + 8 * r)) * heads + head % heads
                 place = cute.make_tensor(
-                    out + (line * (lo.HEAD_DIM // 2) + f.lane % 4), cute.make_layout(_DIM_TILES, stride=4)
+                    out + (line * (lo.HEAD_DIM // 2) + lane % 4), cute.make_layout(_DIM_TILES, stride=4)
                 )
                 for n in cutlass.range_constexpr(_DIM_TILES):
                     place[n] = pack(f.acc[4 * n + 2 * r] * factor, f.acc[4 * n + 2 * r + 1] * factor)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32, const_expr
+from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from . import layouts_nvfp4 as lo
 
@@ -30,6 +30,7 @@ def storage(config):
     if config.demean:
         fields["mu"] = aligned[array[Uint32, lo.MU_ELEMENTS], 128]
     if config.key_means:
+        fields["bias"] = aligned[array[Float32, lo.QUERY_TILE * lo.MEAN_GROUP], 128]
         fields["km"] = aligned[array[Uint32, lo.KM_ELEMENTS], 128]
     fields["k"] = aligned[array[Uint32, K_WORDS * STAGES], 128]
     fields["v"] = aligned[array[Uint32, V_WORDS * STAGES], 128]

@@ -6,7 +6,7 @@ Fragments follow the PTX ISA: lane 4 g + t holds rows g and g + 8 of A, column g
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Uint32
+from cutlass import Float32, Int32, Uint32
 
 from .ptx import pack_e4m3
 
@@ -38,9 +38,15 @@ def _emit(code, results, arguments):
     return list(cute.arch.inline_ptx(code, write_only_types=results, read_only_args=arguments))
 
 
-def register(constant):
-    """A Uint32 in a register, where an instruction takes no immediate."""
-    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[Uint32(constant)])
+def register(value):
+    """A 32-bit value in a register of its own, as a Uint32 that the compiler knows nothing about."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[Uint32(value)])
+
+
+def lane_index():
+    """Lane of the warp as Int32, formed anew: addresses made from it are not kept (and spilled) through the loops."""
+    thread, _, _ = cute.arch.thread_idx()
+    return Int32(register(thread)) & 31
 
 
 def mma_nvfp4(a, a_scales, b, b_scales, c):
