@@ -1,0 +1,20 @@
+"""Cross-compile the NVFP4 attention kernels with their PTX: run in a process of its own, as the compiler reads its
+target from the environment once.
+
+    CUTE_DSL_ARCH=sm_120a python tests/support/nvfp4_build.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "kernels"))
+    import build
+
+    build.package_without_torch()
+    from vc_attention.kernels.cute import attention_nvfp4, catalogue
+
+    catalogue.buildables = attention_nvfp4.buildables
+    build.build(Path(sys.argv[1]), keep_ptx=True)
