@@ -18,8 +18,9 @@ pytestmark = pytest.mark.xdist_group("nvfp4")
 REGISTER_CAP = 238
 #: Shared memory of a CTA on sm_120 and sm_121.
 SHARED_CAP = 99 * 1024
-#: Instructions beside the MMAs in SageAttention3's loop over 128-key tiles, a warp (benchmarks/NOTES.md).
-SAGE3_OTHERS = 0
+#: Instructions beside the 64 MMAs in SageAttention3's loop over key tiles (128 x 128, 16 rows a warp like ours), with
+#: its published sources compiled by nvcc 13.0 for sm_120a with their own options (benchmarks/NOTES.md).
+SAGE3_OTHERS = 765
 
 
 @functools.cache
@@ -61,7 +62,7 @@ def test_not_more_instructions_than_sageattention3(nvdisasm, config: Nvfp4Config
         assert len(found) == 2
         others += (found[1].length - found[0].length) / lo.MEAN_GROUP
     assert others <= SAGE3_OTHERS
-    assert others <= (515 if config.key_means else 492 if config.demean else 480)
+    assert others <= (520 if config.key_means else 500 if config.demean else 485)
 
 
 @each

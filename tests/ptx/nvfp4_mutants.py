@@ -17,7 +17,8 @@ from vc_attention.kernels.launch.images import Images
 
 _WAIT = r"\t// begin inline asm\n\t\{\n\t\.reg \.pred\s+P1;(?:.*\n)*?\t\}\n\t// end inline asm\n"
 _MMA = r"mma\.sync\.aligned\.m16n8k64[^;]*;"
-_NUMBER = r"(%r\d+)"
+_SHUFFLE = r"(shfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )"
+_AND = r"(and\.b32 \t%r\d+, %r\d+, )"
 
 
 @dataclass(frozen=True)
@@ -153,12 +154,15 @@ def _next_blocks_ones(image, images):
 
 MUTANTS = (
     # Barriers and copies.
-    Mutant("empty barrier waits for 9 warps", "fault",
-           edit(r"(mov\.b32 \t%r\d+, )8(;\n\tmbarrier\.init)", r"\g<1>9\2")),
-    Mutant("empty barrier waits for 7 warps", "fault",
-           edit(r"(mov\.b32 \t%r\d+, )8(;\n\tmbarrier\.init)", r"\g<1>7\2")),
-    Mutant("full barrier waits for 2 arrivals", "fault",
-           edit(r"(mov\.b32 \t%r\d+, )1(;\n\tmbarrier\.init)", r"\g<1>2\2")),
+    Mutant(
+        "empty barrier waits for 9 warps", "fault", edit(r"(mov\.b32 \t%r\d+, )8(;\n\tmbarrier\.init)", r"\g<1>9\2")
+    ),
+    Mutant(
+        "empty barrier waits for 7 warps", "fault", edit(r"(mov\.b32 \t%r\d+, )8(;\n\tmbarrier\.init)", r"\g<1>7\2")
+    ),
+    Mutant(
+        "full barrier waits for 2 arrivals", "fault", edit(r"(mov\.b32 \t%r\d+, )1(;\n\tmbarrier\.init)", r"\g<1>2\2")
+    ),
     Mutant("expect_tx is one line short", "fault", edit(r"20992, 18944", "20976, 18928")),
     Mutant("expect_tx is one line too much", "fault", edit(r"20992, 18944", "21008, 18960")),
     Mutant("expect_tx without the means", "fault", edit(r"20992, 18944", "18944, 18944")),
@@ -166,8 +170,11 @@ MUTANTS = (
     Mutant("consumer does not wait", "fault", _without(_WAIT, 1)),
     Mutant("producer waits for the other parity", "fault", edit(r"not\.b32( \t%r\d+, %r\d+)", r"mov.b32\1")),
     Mutant("every lane copies", "fault", _without(r"\t@%p\d+ bra \t\$L\w+;\n(?=\tld\.param)")),
-    Mutant("every lane releases the stage", "fault",
-           _without(r"\t@%p\d+ bra \t\$L\w+;\n(?=\tmov\.b32 \t%r\d+, 1;\n\tmbarrier\.arrive)")),
+    Mutant(
+        "every lane releases the stage",
+        "fault",
+        _without(r"\t@%p\d+ bra \t\$L\w+;\n(?=\tmov\.b32 \t%r\d+, 1;\n\tmbarrier\.arrive)"),
+    ),
     Mutant("no lane releases the stage", "fault", _without(r"\tmbarrier\.arrive\.shared\.b64[^;]*;\n")),
     Mutant("stage released before V is read", "fault", _early_arrival),
     Mutant("no bar.sync behind the barriers' initialisation", "fault", _without(r"\tbar\.sync \t0;\n")),
@@ -175,9 +182,11 @@ MUTANTS = (
     Mutant("more registers than the SM has", "fault", edit(r"(setmaxnreg\.inc\S+ \t)240", r"\g<1>248")),
     Mutant("setmaxnreg.dec is missing", "fault", _without(r"\tsetmaxnreg\.dec[^;]*;\n")),
     Mutant("V lands one line late", "fault", edit(r"(add\.s32 \t%r\d+, %r\d+, )41088", r"\g<1>41104")),
-    Mutant("V's tiles are taken K's size apart", "wrong", edit(r"(mul\.wide\.s32 \t%rd\d+, %r\d+, )9728", r"\g<1>9216")),
-    Mutant("means always go to buffer 0", "fault", edit(r"(and\.b32 \t%r\d+, %r\d+, )2048", r"\g<1>0"), keys=1100),
-    Mutant("means are read from buffer 0", "wrong", edit(r"(and\.b32 \t%r\d+, %r\d+, )2048", r"\g<1>0", 1), keys=1100),
+    Mutant(
+        "V's tiles are taken K's size apart", "wrong", edit(r"(mul\.wide\.s32 \t%rd\d+, %r\d+, )9728", r"\g<1>9216")
+    ),
+    Mutant("means always go to buffer 0", "fault", edit(_AND + "2048", r"\g<1>0"), keys=1100),
+    Mutant("means are read from buffer 0", "wrong", edit(_AND + "2048", r"\g<1>0", 1), keys=1100),
     # Scales.
     Mutant("A's scales from the other lane pair", "equivalent", _selectors("{0,1}", "{0,0}", 40)),
     Mutant("B's scales from another quad lane", "equivalent", _selectors("{0,0}", "{0,2}", 5)),
@@ -185,33 +194,51 @@ MUTANTS = (
     Mutant("scale bytes of the lane pairs exchanged", "wrong", edit(r"20800, 5380", "5380, 20800")),
     Mutant("second scale word is the first", "wrong", edit(r"29538, 14118", "20800, 5380")),
     Mutant("scale bytes in the order of the registers", "wrong", edit(r"20800, 5380", "21520, 21520")),
-    Mutant("scale bytes from the neighbour lane", "wrong",
-           edit(r"(selp\.b32[^;]*;\n\tshfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )2", r"\g<1>1")),
-    Mutant("scales of rows g and g + 8 exchanged", "wrong",
-           edit(r"selp\.b32( \t%r\d+), (%r\d+), (%r\d+)(, %p\d+;\n\tshfl)", r"selp.b32\1, \3, \2\4")),
+    Mutant(
+        "scale bytes from the neighbour lane",
+        "wrong",
+        edit(r"(selp\.b32[^;]*;\n\tshfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )2", r"\g<1>1"),
+    ),
+    Mutant(
+        "scales of rows g and g + 8 exchanged",
+        "wrong",
+        edit(r"selp\.b32( \t%r\d+), (%r\d+), (%r\d+)(, %p\d+;\n\tshfl)", r"selp.b32\1, \3, \2\4"),
+    ),
     Mutant("scales of two k64 steps of K exchanged", "wrong", _swap_scales_of_steps),
     Mutant("row sums with scale 2", "wrong", edit(r"943208504", str(0x40404040))),
-    Mutant("scale words of the neighbour column", "wrong", edit(r"(and\.b32 \t%r\d+, %r\d+, )28;", r"\g<1>24;")),
+    Mutant("scale words of the neighbour column", "wrong", edit(_AND + "28;", r"\g<1>24;")),
     # Softmax.
-    Mutant("a group's maximum from the wrong lane", "wrong", edit(r"(shfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )1", r"\g<1>2")),
-    Mutant("a row's maximum from one lane pair", "wrong", edit(r"(shfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )2", r"\g<1>1")),
+    Mutant("a group's maximum from the wrong lane", "wrong", edit(_SHUFFLE + "1", r"\g<1>2")),
+    Mutant("a row's maximum from one lane pair", "wrong", edit(_SHUFFLE + "2", r"\g<1>1")),
     Mutant("two elements of P exchanged", "wrong", _swap_first_p),
     Mutant("group scales half as large", "wrong", edit(r"0f410CEAED", _float(7.80735492))),
     Mutant("elements twice as large", "wrong", edit(r"0f413646EF", _float(12.39231742))),
-    Mutant("one output is not rescaled", "wrong",
-           edit(r"fma\.rn\.f32 (\t%r\d+), (%r\d+), %r\d+, (%r\d+);", r"add.rn.f32 \1, \2, \3;", -1)),
-    Mutant("l is not rescaled", "wrong",
-           edit(r"mul\.f32 (\t%r\d+), (%r\d+), %r\d+;(?=\n\tadd\.s32)", r"mov.b32 \1, \2;"), keys=1100),
+    Mutant(
+        "one output is not rescaled",
+        "wrong",
+        edit(r"fma\.rn\.f32 (\t%r\d+), (%r\d+), %r\d+, (%r\d+);", r"add.rn.f32 \1, \2, \3;", -1),
+    ),
+    Mutant(
+        "l is not rescaled",
+        "wrong",
+        edit(r"mul\.f32 (\t%r\d+), (%r\d+), %r\d+;(?=\n\tadd\.s32)", r"mov.b32 \1, \2;"),
+        keys=1100,
+    ),
     Mutant("row maximum starts at 0", "wrong", edit("0fFF800000", _float(1000.0))),
     # Means.
-    Mutant("l adds the first of two row sums", "wrong",
-           edit(r"and\.b32 (%r\d+),%r\d+,0xffff0000;", r"mov.b32 \1, 0;")),
-    Mutant("the sums of two blocks exchanged", "wrong",
-           edit(r"cvt\.rn\.bf16x2\.f32 (%r\d+),(%r\d+),(%r\d+);", r"cvt.rn.bf16x2.f32 \1,\3,\2;")),
-    Mutant("the bias of the next block", "wrong",
-           edit(r"(shl\.b32 \t%r\d+, )(%r\d+)(, 6;)", r"xor.b32 %r1,%r1,0; \1\2, 7;"), plan="v_k"),
-    Mutant("the bias of rows g and g + 8 exchanged", "wrong",
-           edit(r"(ld\.shared\.v2\.b32 \t)\{(%r\d+), (%r\d+)\}", r"\1{\3, \2}"), plan="v_k"),
+    Mutant("l adds the first of two row sums", "wrong", edit(r"and\.b32 (%r\d+),%r\d+,0xffff0000;", r"mov.b32 \1, 0;")),
+    Mutant(
+        "the sums of two blocks exchanged",
+        "wrong",
+        edit(r"cvt\.rn\.bf16x2\.f32 (%r\d+),(%r\d+),(%r\d+);", r"cvt.rn.bf16x2.f32 \1,\3,\2;"),
+    ),
+    Mutant("the bias of another block", "wrong", edit(r"(shl\.b32 \t%r\d+, %r\d+, )6;", r"\g<1>7;"), plan="v_k"),
+    Mutant(
+        "the bias of rows g and g + 8 exchanged",
+        "wrong",
+        edit(r"(ld\.shared\.v2\.b32 \t)\{(%r\d+), (%r\d+)\}", r"\1{\3, \2}"),
+        plan="v_k",
+    ),
     # Addresses.
     Mutant("fragments of another n8 tile", "wrong", edit(r"\+4736\]", "+5248]")),
     Mutant("a load 8 bytes off", "fault", edit(r"\+4736\]", "+4744]")),
