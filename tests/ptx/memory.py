@@ -13,6 +13,9 @@ import numpy as np
 
 from .parser import PtxError
 
+#: Readers of a byte of global memory: none yet in this launch, or clusters more than one.
+_NONE, _SEVERAL = -1, -2
+
 
 class MemoryFault(PtxError):  # noqa: N818 - a fault, as hardware has them
     """An access that silicon would get wrong silently."""
@@ -52,10 +55,11 @@ class Buffer:
         self.writer = np.full(size, -1, np.int32)  # agent; -1: nobody in this launch
         self.writer_time = np.zeros(size, np.int32)
         self.writer_cluster = np.full(size, -1, np.int32)
-        self.atomic = np.zeros(size, bool)
+        #: Pairs of (what the last write that was not atomic left, the last write of any kind).
+        self.plain = [(x.copy(), x) for x in (self.writer, self.writer_time, self.writer_cluster)]
         self.reader = np.full(size, -1, np.int32)
         self.reader_time = np.zeros(size, np.int32)
-        self.reader_cluster = np.full(size, -1, np.int32)
+        self.reader_cluster = np.full(size, _NONE, np.int32)
 
 
 class GlobalMemory:
@@ -102,7 +106,9 @@ class GlobalMemory:
             self._check_writer(warp, buffer, index, "read")
             buffer.reader[index] = warp.agent
             buffer.reader_time[index] = warp.clock[warp.agent]
-            buffer.reader_cluster[index] = warp.cta.cluster.number
+            known = buffer.reader_cluster[index]
+            own = warp.cta.cluster.number
+            buffer.reader_cluster[index] = np.where((known == _NONE) | (known == own), own, _SEVERAL)
         return buffer.data[index]
 
     def write(self, warp, buffer: Buffer, index: np.ndarray, values: np.ndarray, atomic: bool = False) -> None:
@@ -112,26 +118,27 @@ class GlobalMemory:
         if not atomic and differing_stores(index[:, 0], values):
             raise MemoryFault(f"two lanes store different values to the same address of {buffer.name}")
         if self.races:
-            self._check_writer(warp, buffer, index, "write", atomic, values)
+            self._check_writer(warp, buffer, index, "write", atomic, None if atomic else values)
             cluster, agents = buffer.reader_cluster[index], buffer.reader[index]
-            foreign = (cluster >= 0) & (cluster != warp.cta.cluster.number)
+            foreign = (cluster != _NONE) & (cluster != warp.cta.cluster.number)
             late = (cluster == warp.cta.cluster.number) & (buffer.reader_time[index] > warp.clock[agents])
             if (foreign | late).any():
                 raise MemoryFault(f"DATA RACE: write to {buffer.name} is not ordered after a read of another warp")
             buffer.writer[index] = warp.agent
             buffer.writer_time[index] = warp.clock[warp.agent]
             buffer.writer_cluster[index] = warp.cta.cluster.number
-            buffer.atomic[index] = atomic
+            if not atomic:
+                for kept, last in buffer.plain:
+                    kept[index] = last[index]
         buffer.data[index] = values
         buffer.written[index] = True
 
     def _check_writer(self, warp, buffer: Buffer, index: np.ndarray, what: str, atomic=False, values=None) -> None:
-        cluster, agents = buffer.writer_cluster[index], buffer.writer[index]
-        foreign = (cluster >= 0) & (cluster != warp.cta.cluster.number)
-        late = (cluster == warp.cta.cluster.number) & (buffer.writer_time[index] > warp.clock[agents])
+        # Atomic accesses need an order only against the last one that was not.
+        agents, times, clusters = (pair[0 if atomic else 1][index] for pair in buffer.plain)
+        foreign = (clusters >= 0) & (clusters != warp.cta.cluster.number)
+        late = (clusters == warp.cta.cluster.number) & (times > warp.clock[agents])
         bad = foreign | late
-        if atomic:
-            bad &= ~buffer.atomic[index]
         if values is not None and bad.any():
             bad &= values != buffer.data[index]
         if bad.any():
@@ -154,7 +161,7 @@ class SharedMemory:
         self.writer_time = np.zeros(granules, np.int32)
         #: Whether the last write was an ordinary one, which the async proxy sees only after a proxy fence.
         self.generic = np.zeros(granules, bool)
-        self.atomic = np.zeros(granules, bool)
+        self.plain_writer, self.plain_time = self.writer.copy(), self.writer_time.copy()
         self.readers = np.array(readers)
         self._row = {agent: row for row, agent in enumerate(readers)}
         self.reader_time = np.zeros((len(readers), granules), np.int32)
@@ -212,10 +219,10 @@ class SharedMemory:
         if self.barrier[granules].any():
             raise MemoryFault(f"write over the mbarrier at {self._at(granules, self.barrier[granules])}")
         if self.races:
-            writers = self.writer[granules]
-            late = (writers >= 0) & (self.writer_time[granules] > clock[writers])
-            if atomic:
-                late &= ~self.atomic[granules]
+            # Atomic accesses need an order only against the last one that was not.
+            last, times = (self.plain_writer, self.plain_time) if atomic else (self.writer, self.writer_time)
+            writers = last[granules]
+            late = (writers >= 0) & (times[granules] > clock[writers])
             if change is not None and late.any():
                 index, values = change
                 same = (self.data[index] == values).reshape(len(granules), -1).all(1)
@@ -234,7 +241,8 @@ class SharedMemory:
         self.writer[granules] = agent
         self.writer_time[granules] = time
         self.generic[granules] = generic
-        self.atomic[granules] = atomic
+        if not atomic:
+            self.plain_writer[granules], self.plain_time[granules] = agent, time
 
     def _at(self, granules, where) -> str:
         return hex(int(np.asarray(granules)[where][0]) * (1 << self.shift) + self.base)

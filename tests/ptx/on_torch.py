@@ -136,7 +136,6 @@ class InterpretedLibrary:
     def in_use(self) -> Iterator[InterpretedLibrary]:
         """Launchers use this library, and tensors they allocate are tracked."""
 
-
         def tracked(function, written):
             return lambda *sizes, **options: self.storages.allocated(function(*sizes, **options), written)
 

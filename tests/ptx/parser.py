@@ -81,7 +81,7 @@ _STATEMENT = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([\w.:]+)\s*(.*)", re.S)
 #: What may stand between a kernel's parameters and its body, and the directives within it that change no result.
 _HEADER = re.compile(r"\s*(?:\.(reqntid|maxntid|minnctapersm|maxnreg|reqnctapercluster|explicitcluster)[\s\d,]*)*\s*")
 _PARAMETER = re.compile(r"\.param\s+\.([busf]\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?([\w$]+)")
-_HARMLESS = (".pragma", ".loc", ".file", ".section")
+_HARMLESS = re.compile(r"\.(pragma|loc|file|section)\b")
 
 
 def parse(text: str, name: str | None = None) -> Kernel:
@@ -160,7 +160,7 @@ def _statement(kernel: Kernel, scope: Scope, text: str, line: int) -> None:
             else:
                 kernel._declare(scope, name, kind[1:])
     elif text.startswith("."):
-        if not text.startswith(_HARMLESS) and not _SHARED.fullmatch(text + ";"):
+        if not _HARMLESS.match(text) and not _SHARED.fullmatch(text + ";"):
             raise PtxError(f"PTX line {line}: the directive {text.split()[0]} is not modelled  [{text[:100]}]")
     else:
         parts = _STATEMENT.fullmatch(text)
