@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import kernel_backends
 import nvfp4_model
 import pytest
 import torch
@@ -55,8 +55,8 @@ def test_columns_and_keys_are_inverse():
 @pytest.fixture(scope="module")
 def cute_layouts():
     """What `cute_layouts.py` finds in the compiler's package."""
-    if importlib.util.find_spec("cutlass") is None:
-        pytest.skip("cubins: nvidia-cutlass-dsl is not installed here")
+    if not kernel_backends.has_compiler():
+        pytest.skip(kernel_backends.NO_COMPILER)
     script = Path(__file__).resolve().parents[1] / "support" / "cute_layouts.py"
     environment = {**os.environ, "CUTE_DSL_ARCH": "sm_120a"}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 import os
 import subprocess
@@ -11,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import kernel_backends
 import numpy as np
 import pytest
 import torch
@@ -21,7 +21,6 @@ from vc_attention.kernels.launch.images import Images
 from vc_attention.kernels.launch.manifest import Manifest, read_manifest
 from vc_attention.kernels.plan import Plan
 
-NO_COMPILER = "cubins: nvidia-cutlass-dsl is not installed here"
 OUTPUTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -36,8 +35,8 @@ def _folder() -> tempfile.TemporaryDirectory:
 
 def compiled() -> Path:
     """Folder with manifest, cubins and PTX; the test is skipped where there is no compiler."""
-    if importlib.util.find_spec("cutlass") is None:
-        pytest.skip(NO_COMPILER)
+    if not kernel_backends.has_compiler():
+        pytest.skip(kernel_backends.NO_COMPILER)
     return Path(_folder().name)
 
 
