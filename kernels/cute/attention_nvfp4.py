@@ -41,8 +41,7 @@ from .pipeline_nvfp4 import (
 )
 from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
 from .ptx_sm120 import lane_index, mma_bf16_k8, mma_bf16_k16, mma_nvfp4, register
-from .softmax import quad_sum
-from .softmax_nvfp4 import ScaleExchange, softmax_tile
+from .softmax_nvfp4 import Quad, softmax_tile
 
 #: Registers of a producer and of a consumer thread: 128 * 24 + 256 * 240 fit the 65536 of an SM.
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
@@ -80,15 +79,16 @@ class Fragments:
     def __init__(self, shared, warp, lane, scale, bias_scale):
         self.shared, self.warp, self.lane = shared, warp, lane
         self.scale, self.bias_scale = scale, bias_scale
-        self.exchange = ScaleExchange(lane)
+        self.quad = Quad(lane)
         self.acc = cute.make_rmem_tensor(4 * _DIM_TILES, Float32)
         self.acc.fill(0.0)
         #: The accumulator of the row-sum rows: rows g and g + 8, blocks 2 t and 2 t + 1 of the group.
         self.sums = cute.make_rmem_tensor(4, Float32)
         self.sums.fill(0.0)
-        self.maximum = cute.make_rmem_tensor(2, Float32)
+        self.maximum = cute.make_rmem_tensor(1, Float32)
         self.maximum.fill(-Float32.inf)
-        self.row_sum = cute.make_rmem_tensor(2, Float32)
+        #: l of the own row (`softmax_nvfp4`), of which two lanes hold a part each.
+        self.row_sum = cute.make_rmem_tensor(1, Float32)
         self.row_sum.fill(0.0)
 
     def load_queries(self, q, tile):
@@ -210,14 +210,15 @@ class AttentionNvfp4:
                 if const_expr(config.key_means):
                     await_tile(bars, first)
                     self.load_bias(f, qb, tile, group)
-                for j in cutlass.range(first, cutlass.min(first + lo.MEAN_GROUP, tiles), unroll=1):
-                    self.tile(f, bars, j)
+                # Counted within the group: stages, phases and means are the same for `i` and for `first + i`.
+                for i in cutlass.range(cutlass.min(tiles - first, lo.MEAN_GROUP), unroll=1):
+                    self.tile(f, bars, i)
                 self.restore_means(f, group)
         else:
             for j in cutlass.range(tiles, unroll=1):
                 self.tile(f, bars, j)
-            for r in cutlass.range_constexpr(2):
-                f.row_sum[r] = f.sums[2 * r] + f.sums[2 * r + 1]
+            mine, other = f.quad.own([f.sums[2 * r] + f.sums[2 * r + 1] for r in range(2)])
+            f.row_sum[0] = mine + other
         self.store(f, sv, out, lq, heads, head, query_tile * lo.QUERY_TILE + warp * lo.WARP_ROWS)
 
     def tile(self, f, bars, j):
@@ -230,8 +231,9 @@ class AttentionNvfp4:
         scores = []
         for n in range(0, _SCORE_TILES, 2):
             scores += self.multiply(f, keys, lo.CODE_BYTES, n, f.queries, f.query_scales)
-        addend = self.biases(f, j) if self.config.key_means else None
-        p, p_scales, rescale = softmax_tile(scores, f.maximum, f.scale, addend, f.exchange)
+        addend = self.bias(f, j) if self.config.key_means else None
+        p, p_scales, own_rescale = softmax_tile(scores, f.maximum, f.scale, addend, f.quad)
+        rescale = f.quad.both(own_rescale)
         ones, scales = _words(values, _DIM_TILES * 32 + f.lane), register(_ONES)
         gain = mma_nvfp4(p[0], p_scales[0], ones[:2], scales, zero)
         gain = mma_nvfp4(p[1], p_scales[1], ones[2:], scales, gain)
@@ -244,8 +246,7 @@ class AttentionNvfp4:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(bars.empty + stage)
         if self.config.demean:
-            for r in range(2):
-                f.row_sum[r] = f.row_sum[r] * rescale[r]
+            f.row_sum[0] = f.row_sum[0] * own_rescale
 
     def multiply(self, f, tile, code_bytes, n, a, a_scales):
         """Accumulators (8 Float32) of n8 tiles `n` and `n + 1`: fragments `a` times the B operand tile at `tile`."""
@@ -287,19 +288,15 @@ class AttentionNvfp4:
             cute.make_layout((2, 8, lo.MEAN_GROUP), stride=(1, 2, lo.WARP_ROWS)),
         )
 
-    def biases(self, f, j):
-        """Those of the lane's two rows and of block `j`."""
-        pair = cute.make_rmem_tensor(2, Float32)
-        cute.autovec_copy(self.biases_of(f)[None, f.lane // 4, j % lo.MEAN_GROUP], pair)
-        return [pair[r] for r in range(2)]
+    def bias(self, f, j):
+        """That of the lane's own row (`softmax_nvfp4`) and of block `j`."""
+        return self.biases_of(f)[f.lane % 2, f.lane // 4, j % lo.MEAN_GROUP]
 
     def restore_means(self, f, group):
         """O += r mu^T with the row sums r of the blocks of `group`, as bf16; l adds the same values. Then r = 0."""
-        a = []
-        for r in range(2):
-            word = pack_bf16(f.sums[2 * r], f.sums[2 * r + 1])
-            a.append(word)
-            f.row_sum[r] = f.row_sum[r] + (low_bf16(word) + high_bf16(word))
+        a = [pack_bf16(f.sums[2 * r], f.sums[2 * r + 1]) for r in range(2)]
+        mine, other = f.quad.own([low_bf16(word) + high_bf16(word) for word in a])
+        f.row_sum[0] = f.row_sum[0] + (mine + other)
         lane = lane_index()
         means = f.shared.mu.data_ptr() + (group & 1) * (lo.MU_ELEMENTS // 2)
         for n in range(0, _DIM_TILES, 4):
@@ -328,18 +325,19 @@ class AttentionNvfp4:
         batch = head // heads
         lane = lane_index()
         row = first_row + lane // 4
+        total = f.row_sum[0] + cute.arch.shuffle_sync_bfly(f.row_sum[0], 2)
+        own = Float32(0.0)
+        if total > 0.0:
+            own = cute.arch.rcp_approx(total) * second
+        factor = f.quad.both(own)
         for r in cutlass.range_constexpr(2):
-            total = quad_sum(f.row_sum[r])
-            factor = Float32(0.0)
-            if total > 0.0:
-                factor = cute.arch.rcp_approx(total) * second
             if row + 8 * r < lq:
                 line = (batch.to(cutlass.Int64) * lq + (row + 8 * r)) * heads + head % heads
                 place = cute.make_tensor(
                     out + (line * (lo.HEAD_DIM // 2) + lane % 4), cute.make_layout(_DIM_TILES, stride=4)
                 )
                 for n in cutlass.range_constexpr(_DIM_TILES):
-                    place[n] = pack(f.acc[4 * n + 2 * r] * factor, f.acc[4 * n + 2 * r + 1] * factor)
+                    place[n] = pack(f.acc[4 * n + 2 * r] * factor[r], f.acc[4 * n + 2 * r + 1] * factor[r])
 
 
 def _compile(config, options):

@@ -18,6 +18,7 @@ from vc_attention.kernels.launch.images import Images
 _WAIT = r"\t// begin inline asm\n\t\{\n\t\.reg \.pred\s+P1;(?:.*\n)*?\t\}\n\t// end inline asm\n"
 _MMA = r"mma\.sync\.aligned\.m16n8k64[^;]*;"
 _SHUFFLE = r"(shfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )"
+_FROM_NEIGHBOUR = _SHUFFLE[:-1] + r"1, 31, -1;\n\tselp\.f32 \t%r\d+, )(%r\d+), (%r\d+)"
 _AND = r"(and\.b32 \t%r\d+, %r\d+, )"
 
 
@@ -197,13 +198,16 @@ MUTANTS = (
     Mutant(
         "scale bytes from the neighbour lane",
         "wrong",
-        edit(r"(selp\.b32[^;]*;\n\tshfl\.sync\.bfly\.b32 \t%r\d+, %r\d+, )2", r"\g<1>1"),
+        edit(_SHUFFLE + r"2(, 31, -1;\n\t// begin inline asm\n\tprmt)", r"\g<1>1\2"),
     ),
     Mutant(
-        "scales of rows g and g + 8 exchanged",
+        "rows g and g + 8 exchanged in a group's maximum",
         "wrong",
-        edit(r"selp\.b32( \t%r\d+), (%r\d+), (%r\d+)(, %p\d+;\n\tshfl)", r"selp.b32\1, \3, \2\4"),
+        edit(r"selp\.f32( \t%r\d+), (%r\d+), (%r\d+), (%p\d+;\n\tselp)", r"selp.f32\1, \3, \2, \4"),
     ),
+    Mutant("rows g and g + 8 exchanged in a group's scale", "wrong", edit(_FROM_NEIGHBOUR, r"\1\3, \2")),
+    Mutant("rows g and g + 8 exchanged in the rescale factor", "wrong", edit(_FROM_NEIGHBOUR, r"\1\3, \2", 4)),
+    Mutant("rows g and g + 8 exchanged in the output", "wrong", edit(_FROM_NEIGHBOUR, r"\1\3, \2", -1)),
     Mutant("scales of two k64 steps of K exchanged", "wrong", _swap_scales_of_steps),
     Mutant("row sums with scale 2", "wrong", edit(r"943208504", str(0x40404040))),
     Mutant("scale words of the neighbour column", "wrong", edit(_AND + "28;", r"\g<1>24;")),
@@ -232,17 +236,16 @@ MUTANTS = (
         "wrong",
         edit(r"cvt\.rn\.bf16x2\.f32 (%r\d+),(%r\d+),(%r\d+);", r"cvt.rn.bf16x2.f32 \1,\3,\2;"),
     ),
-    Mutant("the bias of another block", "wrong", edit(r"(shl\.b32 \t%r\d+, %r\d+, )6;", r"\g<1>7;"), plan="v_k"),
+    Mutant("the bias of block 0", "wrong", edit(r"(add\.s32 \t(%r\d+), \2, )64;", r"\g<1>0;"), plan="v_k"),
     Mutant(
         "the bias of rows g and g + 8 exchanged",
         "wrong",
-        edit(r"(ld\.shared\.v2\.b32 \t)\{(%r\d+), (%r\d+)\}", r"\1{\3, \2}"),
+        edit(r"(st\.shared\.v2\.b32 \t\[%r\d+\+\d+\], )\{(%r\d+), (%r\d+)\}", r"\1{\3, \2}"),
         plan="v_k",
     ),
-    # Addresses.
     Mutant("fragments of another n8 tile", "wrong", edit(r"\+4736\]", "+5248]")),
     Mutant("a load 8 bytes off", "fault", edit(r"\+4736\]", "+4744]")),
-    Mutant("rows beyond the last are stored", "fault", _without(r"\t@%p\d+ bra \t\$L\w+;\n(?=\trcp)")),
+    Mutant("rows beyond the last are stored", "fault", _without(r"\t@%p\d+ bra \t\$L\w+;\n(?=\tmul\.wide\.s32)")),
     Mutant("shared memory a line short", "fault", less_shared=16),
     # Images.
     Mutant("image: V's tokens one slot on", "wrong", images=_image("v", _rolled_tokens)),
