@@ -210,7 +210,7 @@ class AttentionNvfp4:
                 if const_expr(config.key_means):
                     await_tile(bars, first)
                     self.load_bias(f, qb, tile, group)
-                # Counted within the group: stages, phases and means are the same for `i` and for `first + i`.
+                # Counted within the group: stages and phases repeat after 2 STAGES tiles, which divide a group.
                 for i in cutlass.range(cutlass.min(tiles - first, lo.MEAN_GROUP), unroll=1):
                     self.tile(f, bars, i)
                 self.restore_means(f, group)

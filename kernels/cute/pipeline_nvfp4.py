@@ -87,7 +87,8 @@ def produce(
     """The producer warp: K and V tiles as consumers free their stages.
 
     `tensors` holds the global pointers by image name. A group's means ride on the barrier of its first tile, so that
-    they need none of their own (safe while STAGES <= MEAN_GROUP).
+    they need none of their own. They replace those of the group before the last, of which no warp can be reading: the
+    stage of that tile has been freed by warps of the last group (STAGES <= MEAN_GROUP).
     """
     groups = (tiles + lo.MEAN_GROUP - 1) // lo.MEAN_GROUP
     for j in cutlass.range(tiles, unroll=1):
