@@ -16,6 +16,7 @@ rounded sums. (Multiplying by FMAs instead takes 64 and the loads of the means f
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import cuda.bindings.driver as cuda
@@ -24,6 +25,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Uint32, const_expr
 from cutlass.cute.runtime import make_ptr
 
+from . import emulated_sm120, ptx_sm120
 from . import layouts_nvfp4 as lo
 from .buildable import Buildable
 from .config_nvfp4 import configs
@@ -40,7 +42,7 @@ from .pipeline_nvfp4 import (
     storage,
 )
 from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
-from .ptx_sm120 import lane_index, mma_bf16_k8, mma_bf16_k16, mma_nvfp4, register
+from .ptx_sm120 import lane_index, mma_bf16_k8, mma_bf16_k16, register
 from .softmax_nvfp4 import Quad, softmax_tile
 
 #: Registers of a producer and of a consumer thread: 128 * 24 + 256 * 240 fit the 65536 of an SM.
@@ -110,6 +112,8 @@ class AttentionNvfp4:
 
     def __init__(self, config):
         self.config = config
+        #: Where the instructions come from that only sm_120 has.
+        self.native = emulated_sm120 if config.emulated else ptx_sm120
 
     @cute.jit
     def __call__(
@@ -232,11 +236,11 @@ class AttentionNvfp4:
         for n in range(0, _SCORE_TILES, 2):
             scores += self.multiply(f, keys, lo.CODE_BYTES, n, f.queries, f.query_scales)
         addend = self.bias(f, j) if self.config.key_means else None
-        p, p_scales, own_rescale = softmax_tile(scores, f.maximum, f.scale, addend, f.quad)
+        p, p_scales, own_rescale = softmax_tile(scores, f.maximum, f.scale, addend, f.quad, self.native.pack_e2m1)
         rescale = f.quad.both(own_rescale)
         ones, scales = _words(values, _DIM_TILES * 32 + f.lane), register(_ONES)
-        gain = mma_nvfp4(p[0], p_scales[0], ones[:2], scales, zero)
-        gain = mma_nvfp4(p[1], p_scales[1], ones[2:], scales, gain)
+        gain = self.native.mma_nvfp4(p[0], p_scales[0], ones[:2], scales, zero)
+        gain = self.native.mma_nvfp4(p[1], p_scales[1], ones[2:], scales, gain)
         for i in range(4):
             f.sums[i] = f.sums[i] * rescale[i // 2] + gain[i]
         for n in range(0, _DIM_TILES, 2):
@@ -255,7 +259,7 @@ class AttentionNvfp4:
         acc = [[Float32(0.0)] * 4 for _ in range(2)]
         for k in range(2):
             for i in range(2):
-                acc[i] = mma_nvfp4(a[k], a_scales[k], b[i][2 * k : 2 * k + 2], scales[2 * i + k], acc[i])
+                acc[i] = self.native.mma_nvfp4(a[k], a_scales[k], b[i][2 * k : 2 * k + 2], scales[2 * i + k], acc[i])
         return acc[0] + acc[1]
 
     def load_bias(self, f, qb, tile, group):
@@ -346,8 +350,8 @@ def _compile(config, options):
     return cute.compile(AttentionNvfp4(config), *pointers, *numbers, cuda.CUstream(0), options=options)
 
 
-def buildables():
-    """Every NVFP4 attention kernel."""
+def buildables(emulated=False):
+    """Every NVFP4 attention kernel. emulated: those that a card without block-scaled MMAs runs."""
     arguments = tuple(name for name, _, _ in POINTERS) + SCALARS
     return [
         Buildable(
@@ -357,5 +361,5 @@ def buildables():
             "query_tiles(lq), batch * heads, 1",
             arguments,
         )
-        for config in configs()
+        for config in (replace(config, emulated=emulated) for config in configs())
     ]

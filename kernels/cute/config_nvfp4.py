@@ -19,17 +19,19 @@ class Nvfp4Config:
     """Compile-time choices of one NVFP4 attention kernel.
 
     demean: restore V block means. key_means: add q . (K block mean) to the scores. output: element type written.
+    emulated: for a card without block-scaled MMAs (`emulated_sm120`); tests only.
     """
 
     demean: bool
     key_means: bool
     output: str = "bf16"
+    emulated: bool = False
 
     @property
     def name(self) -> str:
         """Name of the kernel in the manifest."""
         means = "_".join(["v"] * self.demean + ["k"] * self.key_means) or "none"
-        return f"attention_nvfp4_means_{means}_{self.output}"
+        return f"attention_nvfp4_means_{means}_{self.output}" + "_emulated" * self.emulated
 
 
 def configs() -> list[Nvfp4Config]:

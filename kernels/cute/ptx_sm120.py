@@ -34,8 +34,10 @@ cvt.f32.f16 {$w0}, c; cvt.f32.f16 {$w1}, d; cvt.f32.f16 {$w2}, e; cvt.f32.f16 {$
 }"""
 
 
-def _emit(code, results, arguments):
-    return list(cute.arch.inline_ptx(code, write_only_types=results, read_only_args=arguments))
+def emit(code, results, arguments):
+    """One inline PTX block: a list of its results, or its only one."""
+    found = cute.arch.inline_ptx(code, write_only_types=results, read_only_args=arguments)
+    return list(found) if len(results) > 1 else found
 
 
 def register(value):
@@ -51,17 +53,17 @@ def lane_index():
 
 def mma_nvfp4(a, a_scales, b, b_scales, c):
     """m16n8k64 of E2M1 with an E4M3 scale for 16 elements along k: 4, 1, 2 and 1 Uint32, c and result 4 Float32."""
-    return _emit(_NVFP4, [Float32] * 4, [*a, *b, a_scales, b_scales, *c])
+    return emit(_NVFP4, [Float32] * 4, [*a, *b, a_scales, b_scales, *c])
 
 
 def mma_bf16_k16(a, b, c):
     """m16n8k16 of bf16: a 4 and b 2 Uint32, c and result 4 Float32."""
-    return _emit(_BF16_K16, [Float32] * 4, [*a, *b, *c])
+    return emit(_BF16_K16, [Float32] * 4, [*a, *b, *c])
 
 
 def mma_bf16_k8(a, b, c):
     """m16n8k8 of bf16: a 2 Uint32 and b one, c and result 4 Float32."""
-    return _emit(_BF16_K8, [Float32] * 4, [*a, b, *c])
+    return emit(_BF16_K8, [Float32] * 4, [*a, b, *c])
 
 
 def pack_e2m1(x):
@@ -72,7 +74,7 @@ def pack_e2m1(x):
 def round_e4m3(x):
     """Four Float32 as the E4M3 bytes of one Uint32, and the four rounded values."""
     word = pack_e4m3(x)
-    return word, _emit(_UNPACK_E4M3, [Float32] * 4, [word])
+    return word, emit(_UNPACK_E4M3, [Float32] * 4, [word])
 
 
 def log2(x):

@@ -16,7 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Uint32
 
-from .ptx_sm120 import log2, pack_e2m1, round_e4m3
+from .ptx_sm120 import log2, round_e4m3
 
 #: The largest group scale and E2M1's largest value; a row maximum is their product (`spec.values`).
 _SCALE_TOP_LOG2 = math.log2(448.0)
@@ -62,11 +62,12 @@ class Quad:
         return [Uint32(cute.arch.prmt(mine, other, selector)) for selector in (self.low, self.high)]
 
 
-def softmax_tile(scores, maximum, scale, addend, quad):
+def softmax_tile(scores, maximum, scale, addend, quad, pack_e2m1):
     """Row maxima of one tile, then its P.
 
     scores: 64 Float32, [16 n8 tiles][row half r][2]. maximum: running maximum (1) of the own row, log2 units, updated.
-    scale: turns a score into log2 units. addend: log2 units for the own row, or None. quad: a Quad.
+    scale: turns a score into log2 units. addend: log2 units for the own row, or None. quad: a Quad. pack_e2m1: rounds
+    eight Float32 to a word of E2M1 codes.
     Returns P as A fragments of two k64 MMAs (each 4 Uint32), their scale words (2 Uint32), and the rescale factor of
     the own row.
     """

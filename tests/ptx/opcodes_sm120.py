@@ -1,11 +1,12 @@
-"""What the NVFP4 attention kernel needs beyond the other kernels: lg2.approx and the bf16 MMA of eight columns."""
+"""What the NVFP4 attention kernel and its emulation need beyond the other kernels: lg2.approx, the bf16 MMA of eight
+columns, products of fp16 pairs."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from . import formats as fm
-from .formats import F32, F64, U32
+from .formats import F32, F64, U16, U32
 from .mma import accumulate, c_matrix, c_registers, decode_bf16
 from .operands import opcode, vector
 from .parser import PtxError
@@ -40,5 +41,17 @@ def multiply_k8(c, i, m):
         result = c_registers(accumulate(product, c_matrix(addend), "f32"))
         for write, values in zip(writes, result, strict=True):
             write(warp, values)
+
+    return execute
+
+
+@opcode(r"mul\.rn\.f16x2")
+def multiply_halves(c, i, m):
+    write = c.write(i, i.operands[0])
+    reads = [c.read(i, name, U32) for name in i.operands[1:]]
+
+    def execute(warp):
+        a, b = (fm.from_f16(np.ascontiguousarray(read(warp)).view(U16)) for read in reads)
+        write(warp, fm.to_f16(a * b).view(U32))
 
     return execute

@@ -163,6 +163,16 @@ def test_rows_do_not_depend_on_each_other():
     assert torch.equal(nvfp4_kernels.execute(part, FOUR_BIT), whole[..., :9, :])
 
 
+@pytest.mark.parametrize("name", ["none", "v_k"])
+def test_emulation_for_sm_90_gives_the_same_bits(name: str):
+    """What runs on a card without these MMAs is the same kernel: same source, same results but for their widths."""
+    case = Case("emulated", 20, 140, (name,), change=_outlier_token)
+    q, k, v, _ = inputs(case)
+    images = prepare(q, k, v, PLANS[name])
+    emulated = nvfp4_kernels.execute(images, PLANS[name], emulated=True, schedule="random", seed=2)
+    assert torch.equal(emulated, nvfp4_kernels.execute(images, PLANS[name]))
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_broken_kernel_is_noticed(mutant: Mutant):
     plan = PLANS[mutant.plan]

@@ -2,6 +2,7 @@
 target from the environment once.
 
     CUTE_DSL_ARCH=sm_120a python tests/support/nvfp4_build.py FOLDER
+    CUTE_DSL_ARCH=sm_90a python tests/support/nvfp4_build.py FOLDER emulated
 """
 
 from __future__ import annotations
@@ -17,5 +18,5 @@ if __name__ == "__main__":
     from vc_attention.kernels.cute import attention_nvfp4, catalogue
 
     # The attention kernels alone, whatever else the catalogue has for their architectures.
-    catalogue.buildables = lambda *_: attention_nvfp4.buildables()
+    catalogue.buildables = lambda *_: attention_nvfp4.buildables(sys.argv[2:] == ["emulated"])
     build.build(Path(sys.argv[1]), keep_ptx=True)

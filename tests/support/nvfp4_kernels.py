@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import kernel_backends
@@ -25,48 +26,58 @@ OUTPUTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory:
+def _folder(emulated: bool) -> tempfile.TemporaryDirectory:
     folder = tempfile.TemporaryDirectory(prefix="nvfp4-")
-    command = [sys.executable, str(Path(__file__).with_name("nvfp4_build.py")), folder.name]
-    done = subprocess.run(command, env={**os.environ, "CUTE_DSL_ARCH": "sm_120a"}, capture_output=True, text=True)
+    script = Path(__file__).with_name("nvfp4_build.py")
+    arch, more = ("sm_90a", ["emulated"]) if emulated else ("sm_120a", [])
+    command = [sys.executable, str(script), folder.name, *more]
+    done = subprocess.run(command, env={**os.environ, "CUTE_DSL_ARCH": arch}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
 
-def compiled() -> Path:
-    """Folder with manifest, cubins and PTX; the test is skipped where there is no compiler."""
+def compiled(emulated: bool = False) -> Path:
+    """Folder with manifest, cubins and PTX of the kernels for sm_120a, or of the emulated ones for sm_90a; the test is
+    skipped where there is no compiler."""
     if not kernel_backends.has_compiler():
         pytest.skip(kernel_backends.NO_COMPILER)
-    return Path(_folder().name)
+    return Path(_folder(emulated).name)
 
 
 @functools.cache
-def manifest() -> Manifest:
+def manifest(emulated: bool = False) -> Manifest:
     """The manifest of `compiled`."""
-    found = read_manifest(compiled())
+    found = read_manifest(compiled(emulated))
     assert isinstance(found, Manifest), found
     return found
 
 
-def ptx_text(name: str) -> str:
+def ptx_text(name: str, emulated: bool = False) -> str:
     """PTX of a kernel."""
-    return (compiled() / f"{name}.ptx").read_text(encoding="utf-8")
+    return (compiled(emulated) / f"{name}.ptx").read_text(encoding="utf-8")
 
 
 @functools.cache
-def _loaded(name: str):
+def _loaded(name: str, emulated: bool):
     from ptx.run import Loaded
 
-    return Loaded(ptx_text(name))
+    return Loaded(ptx_text(name, emulated))
 
 
 def execute(
-    images: Images, plan: Plan, output: str = "bf16", text: str | None = None, shared: int | None = None, **options
+    images: Images,
+    plan: Plan,
+    output: str = "bf16",
+    text: str | None = None,
+    shared: int | None = None,
+    emulated: bool = False,
+    **options,
 ) -> Tensor:
     """Run the kernel of `plan` (or the PTX `text` in its place) on `images`: [B, H, Lq, 128] of the output's dtype.
 
-    shared: dynamic shared memory, the manifest's if None. options: of `ptx.run.Loaded.launch`. Raises PtxError for
-    whatever the interpreter finds; every element of the output must have been written.
+    shared: dynamic shared memory, the manifest's if None. emulated: take the kernel for sm_90a. options: of
+    `ptx.run.Loaded.launch`. Raises PtxError for whatever the interpreter finds; every element of the output must have
+    been written.
     """
     from ptx import opcodes_sm120  # noqa: F401 - it fills the table
     from ptx.memory import Buffer
@@ -74,8 +85,9 @@ def execute(
 
     config = config_of(plan, output)
     assert config is not None
-    entry = manifest().kernels[config.name]
-    loaded = _loaded(config.name) if text is None else Loaded(text)
+    config = replace(config, emulated=emulated)
+    entry = manifest(emulated).kernels[config.name]
+    loaded = _loaded(config.name, emulated) if text is None else Loaded(text)
     n = images.batch * images.heads
     out = np.zeros((images.batch, images.lq, images.heads, lo.HEAD_DIM), np.uint16)
     result = Buffer(out, "out", written=False)
