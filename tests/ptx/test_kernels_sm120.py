@@ -13,9 +13,11 @@ import torch
 from ptx.nvfp4_mutants import MUTANTS, Mutant
 from ptx.parser import PtxError
 from torch import Tensor
+from vc_attention.benchmarks import nvfp4_on_sm90
 from vc_attention.kernels import FOUR_BIT
 from vc_attention.kernels.cute.config_nvfp4 import config_of
 from vc_attention.kernels.cute.reference_nvfp4 import prepare
+from vc_attention.kernels.launch.images import Images
 from vc_attention.kernels.spec.attention import attention as spec_attention
 
 pytestmark = pytest.mark.xdist_group("nvfp4")
@@ -200,3 +202,19 @@ def test_broken_kernel_is_noticed(mutant: Mutant):
     else:
         assert mutant.caught == "wrong"
         assert found
+
+
+def test_the_check_on_an_h200_with_the_interpreter_in_its_place(tmp_path):
+    """`benchmarks/nvfp4_on_sm90.py` draws sound cases and finds a wrong result; what it saves can be run again."""
+
+    def interpreted(images, plan, output):
+        return nvfp4_kernels.execute(images, plan, output)
+
+    rows = [nvfp4_on_sm90.compare(interpreted, "cpu", seed, longest=200) for seed in range(3)]
+    assert all(row["within"] for row in rows), rows
+    assert not nvfp4_on_sm90.compare(lambda *call: 0.8 * interpreted(*call), "cpu", 0, longest=200)["within"]
+    saved = [{**row, **row["saved"]} for row in rows if "saved" in row]
+    torch.save(saved[:1], tmp_path / "saved.pt")
+    found = torch.load(tmp_path / "saved.pt")[0]
+    again = interpreted(Images(**found["images"]), nvfp4_on_sm90.PLANS[found["plan"]], found["output"])
+    assert torch.equal(again, found["out"])
