@@ -26,7 +26,7 @@ from . import layouts_mma8 as lo
 from . import mma8
 from .buildable import Buildable
 from .config_mma8 import configs
-from .pipeline_mma8 import LOADERS, STAGES, THREADS, WARPS, storage
+from .pipeline_mma8 import LOADERS, STAGES, THREADS, WARPS, initialise, produce, storage
 from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
 from .softmax import MAGIC_BITS, quad_sum
 from .softmax_mma8 import softmax_tile
@@ -131,13 +131,13 @@ class AttentionMma8:
         loader = LOADERS[self.loader](self.config, shared, tensors, head, (lkv + lo.BLOCK - 1) // lo.BLOCK)
         if const_expr(self.loader == "bulk"):
             if thread == 0:
-                loader.initialise()
+                initialise(loader)
             cute.arch.mbarrier_init_fence()
             cute.arch.sync_threads()
             if warp >= WARPS:
                 cute.arch.setmaxregister_decrease(_PRODUCER_REGISTERS)
                 if warp == WARPS:
-                    loader.produce()
+                    produce(loader)
             else:
                 cute.arch.setmaxregister_increase(_CONSUMER_REGISTERS)
                 self.consume(loader, q, qs, ks, sv, qb, out, lq, lkv, heads, scale, warp)
@@ -175,24 +175,30 @@ class AttentionMma8:
         chunks = [mma8.load_words(gQ[None, i]) for i in range(4)]
         queries = [step for pair in range(2) for step in mma8.a_fragments(chunks[pair], chunks[2 + pair])]
         f = _State(lane, gQs[0] * scale, queries)
-        for j in cutlass.range(tiles, unroll=1):
-            self.tile(f, loader, gKs, mma8.panels(qb, 8, lane, sixteen), j, lkv, scale)
+        rows = mma8.panels(qb, 8, lane, sixteen)
         if const_expr(self.config.demean):
-            self.restore_means(f, loader, (tiles - 1) // lo.MEAN_GROUP)
+            groups = (tiles + lo.MEAN_GROUP - 1) // lo.MEAN_GROUP
+            for group in cutlass.range(groups, unroll=1):
+                first = group * lo.MEAN_GROUP
+                if const_expr(self.config.key_means):
+                    self.multiply_key_means(f, loader, rows, group)
+                for j in cutlass.range(first, cutlass.min(first + lo.MEAN_GROUP, tiles), unroll=1):
+                    self.tile(f, loader, gKs, j, lkv, scale)
+                self.restore_means(f, loader, group)
         else:
+            for j in cutlass.range(tiles, unroll=1):
+                self.tile(f, loader, gKs, j, lkv, scale)
             for r in cutlass.range_constexpr(2):
                 f.row_sum[r] = f.acc[4 * _SUMS + 2 * r] + f.acc[4 * _SUMS + 2 * r + 1]
         row = query_tile * lo.QUERY_TILE + first_row + lane // 4
         self.store(f, sv, out, lq, heads, head, row)
 
-    def tile(self, f, loader, gKs, rows, j, lkv, scale):
+    def tile(self, f, loader, gKs, j, lkv, scale):
         """One key tile."""
         config, shared = self.config, loader.shared
         stage = j % STAGES
         loader.await_keys(j)
         key_scale = gKs[j]
-        if config.demean:
-            self.start_group(f, loader, rows, j)
         keys = mma8.panels(shared.k.data_ptr(), 2 * _KEY_TILES, f.lane, stage)
         scores = mma8.product(mma8.mma_int8, f.queries, keys, range(_KEY_TILES), Int32(MAGIC_BITS))
         loader.release_keys(j)
@@ -202,24 +208,47 @@ class AttentionMma8:
             mine = [cutlass.select_(j % 2 == 1, f.bias[2 * r + 1], f.bias[2 * r]) for r in range(2)]
             addend = [cute.arch.shuffle_sync(x, lane) * scale for x in mine]
         chunks, rescale, sums, last = softmax_tile(self.expcast, scores, f.maximum, f.row_scale * key_scale, addend)
+        if config.exact_sums:
+            gain = self.block_sums(f, sums, last, j, lkv)
+            for e in range(4):
+                f.acc[4 * _SUMS + e] = f.acc[4 * _SUMS + e] * rescale[e // 2] + gain[e]
         probabilities = [step for half in chunks for step in mma8.a_fragments(*half)]
         loader.await_values(j)
         values = mma8.panels(shared.v.data_ptr(), 2 * (_VALUE_TILES + 1), f.lane, stage)
-        wanted = list(range(_VALUE_TILES + (not config.exact_sums)))
+        if config.exact_sums and self.loader == "async":
+            self.multiply_values_apart(f, values, probabilities, rescale)
+        else:
+            self.multiply_values(f, values, probabilities, rescale)
+        loader.release_values(j)
+        if config.demean:
+            for r in range(2):
+                f.row_sum[r] = f.row_sum[r] * rescale[r]
+
+    @cute.jit
+    def multiply_values_apart(
+        self,
+        f: cutlass.Constexpr,
+        values: cutlass.Constexpr,
+        probabilities: cutlass.Constexpr,
+        rescale: cutlass.Constexpr,
+    ):
+        """`multiply_values` in a loop of one turn, a number that the compiler does not know.
+
+        Across a loop ptxas neither brings the loads of V^T forward nor puts the exponentials off, for which there are
+        no registers: exp2 with exact sums spills 26 without it. A wait on a barrier does the same for bulk copies.
+        """
+        for _ in cutlass.range(cute.arch.grid_dim()[2], unroll=1):
+            self.multiply_values(f, values, probabilities, rescale)
+
+    def multiply_values(self, f, values, probabilities, rescale):
+        """O = alpha O + P V^T, and the row sums with it where the ones rows give them."""
+        wanted = range(_VALUE_TILES + (not self.config.exact_sums))
         for first in range(0, len(wanted), mma8.INTERLEAVE):
             some = wanted[first : first + mma8.INTERLEAVE]
             gain = mma8.product(mma8.mma_e4m3, probabilities, values, some, Float32(0.0))
             for i in some:
                 for e in range(4):
                     f.acc[4 * i + e] = f.acc[4 * i + e] * rescale[e // 2] + gain[i][e]
-        loader.release_values(j)
-        if config.exact_sums:
-            gain = self.block_sums(f, sums, last, j, lkv)
-            for e in range(4):
-                f.acc[4 * _SUMS + e] = f.acc[4 * _SUMS + e] * rescale[e // 2] + gain[e]
-        if config.demean:
-            for r in range(2):
-                f.row_sum[r] = f.row_sum[r] * rescale[r]
 
     def block_sums(self, f, sums, last, j, lkv):
         """Row sums of tile `j` over its valid keys as an n8 accumulator: in the column of the block, 0 elsewhere.
@@ -235,18 +264,6 @@ class AttentionMma8:
             total = quad_sum(sums[r]) - Float32(missing) * padding
             result += [cutlass.select_(column == b, total, Float32(0.0)) for b in range(2)]
         return result
-
-    @cute.jit
-    def start_group(self, f: cutlass.Constexpr, loader: cutlass.Constexpr, rows: cute.Tensor, j: Int32):
-        """At the first tile of a group: restore the means of the one before, multiply the queries with this one's key
-        means.
-        """
-        if j % lo.MEAN_GROUP == 0:
-            group = j // lo.MEAN_GROUP
-            if j > 0:
-                self.restore_means(f, loader, group - 1)
-            if const_expr(self.config.key_means):
-                self.multiply_key_means(f, loader, rows, group)
 
     def restore_means(self, f, loader, group):
         """O += r mu^T for the blocks of `group`, whose row sums start again at zero.
@@ -276,6 +293,7 @@ class AttentionMma8:
 
         The query rows come from global memory each time: 32 KB of shared memory would be more than there is.
         """
+        loader.await_means(group * lo.MEAN_GROUP)
         chunks = [mma8.load_words(rows[None, i]) for i in range(8)]
         queries = [step for pair in range(4) for step in mma8.a_fragments(chunks[pair], chunks[4 + pair])]
         means = mma8.panels(loader.shared.km.data_ptr(), 4, f.lane, group & 1)

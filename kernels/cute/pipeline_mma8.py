@@ -11,7 +11,6 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Int8, Int32, Int64, const_expr
-from cutlass.cute.nvgpu import cpasync
 
 from . import layouts_mma8 as lo
 
@@ -38,6 +37,12 @@ def storage(config, loader):
     return cute.struct(type("Storage", (), {"__annotations__": fields}))
 
 
+def addresses(loader, name, index, slot, size):
+    """Shared address of `slot` in the buffer of image `name`, and global address of its tile `index` of `size` bytes."""
+    target = getattr(loader.shared, name).data_ptr().toint() + slot * size
+    return target, loader.tensors[name].toint() + index.to(Int64) * size
+
+
 class Bulk:
     """Tiles by bulk copies: a tile is full when its bytes have arrived, empty when all consumer warps have left it."""
 
@@ -47,71 +52,16 @@ class Bulk:
         self.k_full, self.v_full = shared.k_full.data_ptr(), shared.v_full.data_ptr()
         self.k_empty, self.v_empty = shared.k_empty.data_ptr(), shared.v_empty.data_ptr()
 
-    @cute.jit
-    def initialise(self):
-        """Set the arrival counts; called by one thread, before a CTA-wide barrier."""
-        for i in cutlass.range_constexpr(STAGES):
-            cute.arch.mbarrier_init(self.k_full + i, 1)
-            cute.arch.mbarrier_init(self.v_full + i, 1)
-            cute.arch.mbarrier_init(self.k_empty + i, WARPS)
-            cute.arch.mbarrier_init(self.v_empty + i, WARPS)
-
-    def copy(self, dtype, name, index, slot, count, barrier):
-        """Copy tile `index` of the image `name` to `slot` of its buffer: `count` elements; one lane's work."""
-        layout = cute.make_layout(count)
-        atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), dtype)
-        tile = cute.make_tensor(self.tensors[name] + index.to(Int64) * count, layout)
-        place = cute.make_tensor(getattr(self.shared, name).data_ptr() + slot * count, layout)
-        cute.copy(atom, tile, place, mbar_ptr=barrier)
-
-    @cute.jit
-    def produce(self):
-        """The producer warp: K and V tiles as consumers free their stages.
-
-        A group's means ride on a barrier of its first tile, km on K's and mu on V's. Their buffer is free by then: it
-        held the group before the last, whose means were restored before the tile that this stage held.
-        """
-        groups = (self.tiles + lo.MEAN_GROUP - 1) // lo.MEAN_GROUP
-        for j in cutlass.range(self.tiles, unroll=1):
-            stage = j % STAGES
-            phase = (j // STAGES) & 1
-            first = j % lo.MEAN_GROUP == 0
-            group = j // lo.MEAN_GROUP
-            cute.arch.mbarrier_wait(self.k_empty + stage, phase ^ 1)
-            extra = Int32(0)
-            if const_expr(self.config.key_means):
-                if first:
-                    extra = Int32(2 * lo.KM_ELEMENTS)
-            with cute.arch.elect_one():
-                full = self.k_full + stage
-                cute.arch.mbarrier_arrive_and_expect_tx(full, lo.K_BYTES + extra)
-                self.copy(Int8, "k", self.head * self.tiles + j, stage, lo.K_BYTES, full)
-            if const_expr(self.config.key_means):
-                if first:
-                    with cute.arch.elect_one():
-                        index = self.head * groups + group
-                        self.copy(BFloat16, "km", index, group & 1, lo.KM_ELEMENTS, self.k_full + stage)
-            cute.arch.mbarrier_wait(self.v_empty + stage, phase ^ 1)
-            extra = Int32(0)
-            if const_expr(self.config.demean):
-                if first:
-                    extra = Int32(2 * lo.MU_ELEMENTS)
-            with cute.arch.elect_one():
-                full = self.v_full + stage
-                cute.arch.mbarrier_arrive_and_expect_tx(full, lo.V_BYTES + extra)
-                self.copy(Float8E4M3FN, "v", self.head * self.tiles + j, stage, lo.V_BYTES, full)
-            if const_expr(self.config.demean):
-                if first:
-                    with cute.arch.elect_one():
-                        index = self.head * groups + group
-                        self.copy(BFloat16, "mu", index, group & 1, lo.MU_ELEMENTS, self.v_full + stage)
-
     def start(self):
         """Nothing: the producer has started."""
 
     def await_keys(self, j):
         """Return when K tile `j` lies in its stage."""
         cute.arch.mbarrier_wait(self.k_full + j % STAGES, (j // STAGES) & 1)
+
+    def await_means(self, j):
+        """Return when the key means that come with K tile `j` lie in their buffer."""
+        self.await_keys(j)
 
     def await_values(self, j):
         """Return when V tile `j` lies in its stage."""
@@ -130,6 +80,71 @@ class Bulk:
             cute.arch.mbarrier_arrive(self.v_empty + j % STAGES)
 
 
+def bulk_copy(loader, name, index, slot, size, barrier):
+    """Copy the `size` bytes of tile `index` of image `name` to `slot` of its buffer; they count towards `barrier`.
+
+    To .shared::cta, not .shared::cluster as CuTe's copy atom has it: for that, ptxas calls a routine for remote CTAs on
+    sm_120, and a kernel with a call does not get the registers that setmaxnreg asks for.
+    """
+    cute.arch.inline_ptx(
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
+        read_only_args=[*addresses(loader, name, index, slot, size), Int32(size), barrier.toint()],
+    )
+
+
+@cute.jit
+def initialise(loader: cutlass.Constexpr):
+    """Set the arrival counts; called by one thread, before a CTA-wide barrier."""
+    for i in cutlass.range_constexpr(STAGES):
+        cute.arch.mbarrier_init(loader.k_full + i, 1)
+        cute.arch.mbarrier_init(loader.v_full + i, 1)
+        cute.arch.mbarrier_init(loader.k_empty + i, WARPS)
+        cute.arch.mbarrier_init(loader.v_empty + i, WARPS)
+
+
+@cute.jit
+def produce(loader: cutlass.Constexpr):
+    """The producer warp: K and V tiles as consumers free their stages.
+
+    A group's means ride on a barrier of its first tile, km on K's and mu on V's. Their buffer is free by then: it
+    held the group before the last, whose means were restored before the tile that this stage held.
+    """
+    groups = (loader.tiles + lo.MEAN_GROUP - 1) // lo.MEAN_GROUP
+    for j in cutlass.range(loader.tiles, unroll=1):
+        stage = j % STAGES
+        phase = (j // STAGES) & 1
+        first = j % lo.MEAN_GROUP == 0
+        group = j // lo.MEAN_GROUP
+        cute.arch.mbarrier_wait(loader.k_empty + stage, phase ^ 1)
+        extra = Int32(0)
+        if const_expr(loader.config.key_means):
+            if first:
+                extra = Int32(2 * lo.KM_ELEMENTS)
+        with cute.arch.elect_one():
+            full = loader.k_full + stage
+            cute.arch.mbarrier_arrive_and_expect_tx(full, lo.K_BYTES + extra)
+            bulk_copy(loader, "k", loader.head * loader.tiles + j, stage, lo.K_BYTES, full)
+        if const_expr(loader.config.key_means):
+            if first:
+                with cute.arch.elect_one():
+                    index = loader.head * groups + group
+                    bulk_copy(loader, "km", index, group & 1, 2 * lo.KM_ELEMENTS, loader.k_full + stage)
+        cute.arch.mbarrier_wait(loader.v_empty + stage, phase ^ 1)
+        extra = Int32(0)
+        if const_expr(loader.config.demean):
+            if first:
+                extra = Int32(2 * lo.MU_ELEMENTS)
+        with cute.arch.elect_one():
+            full = loader.v_full + stage
+            cute.arch.mbarrier_arrive_and_expect_tx(full, lo.V_BYTES + extra)
+            bulk_copy(loader, "v", loader.head * loader.tiles + j, stage, lo.V_BYTES, full)
+        if const_expr(loader.config.demean):
+            if first:
+                with cute.arch.elect_one():
+                    index = loader.head * groups + group
+                    bulk_copy(loader, "mu", index, group & 1, 2 * lo.MU_ELEMENTS, loader.v_full + stage)
+
+
 class Async:
     """Tiles by cp.async: K, V and means of tile j + 1 are requested when every warp has finished tile j - 1."""
 
@@ -140,8 +155,7 @@ class Async:
 
     def copy(self, name, index, slot, size):
         """Copy the `size` bytes of tile `index` of image `name` to `slot` of its buffer, 16 bytes a thread at a time."""
-        source = self.tensors[name].toint() + index.to(Int64) * size
-        target = getattr(self.shared, name).data_ptr().toint() + slot * size
+        target, source = addresses(self, name, index, slot, size)
         for start in range(0, size, 16 * CONSUMERS):
             threads = min(CONSUMERS, (size - start) // 16)
             self.copy_chunk(source + start, target + start, threads)
@@ -182,6 +196,11 @@ class Async:
         cute.arch.cp_async_wait_group(0)
         cute.arch.sync_threads()
         self.request(j + 1)
+
+    def await_means(self, j):
+        """Return when the key means that come with tile `j` lie in their buffer for all warps."""
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_threads()
 
     def await_values(self, j):
         """V came with K."""
