@@ -27,7 +27,7 @@ def storage(config, loader):
     array, aligned = cute.struct.MemRange, cute.struct.Align
     fields = {}
     if loader == "bulk":
-        fields = {name: array[Int64, STAGES] for name in ("k_full", "v_full", "k_empty", "v_empty")}
+        fields = dict.fromkeys(("k_full", "v_full", "k_empty", "v_empty"), array[Int64, STAGES])
     if config.demean:
         fields["mu"] = aligned[array[BFloat16, 2 * lo.MU_ELEMENTS], 128]
     if config.key_means:
@@ -38,7 +38,7 @@ def storage(config, loader):
 
 
 def addresses(loader, name, index, slot, size):
-    """Shared address of `slot` in the buffer of image `name`, and global address of its tile `index` of `size` bytes."""
+    """Shared address of `slot` in the buffer of image `name`, global address of its tile `index` of `size` bytes."""
     target = getattr(loader.shared, name).data_ptr().toint() + slot * size
     return target, loader.tensors[name].toint() + index.to(Int64) * size
 
@@ -154,7 +154,7 @@ class Async:
         self.thread, _, _ = cute.arch.thread_idx()
 
     def copy(self, name, index, slot, size):
-        """Copy the `size` bytes of tile `index` of image `name` to `slot` of its buffer, 16 bytes a thread at a time."""
+        """Copy the `size` bytes of tile `index` of image `name` to `slot` of its buffer, 16 bytes a thread a time."""
         target, source = addresses(self, name, index, slot, size)
         for start in range(0, size, 16 * CONSUMERS):
             threads = min(CONSUMERS, (size - start) // 16)
