@@ -47,8 +47,11 @@ def package_version() -> str:
     return found[1]
 
 
-def build(folder: Path, only: str = "") -> dict[str, Any]:
-    """Compile the kernels whose name contains `only` into `folder`, write manifest.json there and return it."""
+def build(folder: Path, only: str = "", keep_ptx: bool = False) -> dict[str, Any]:
+    """Compile the kernels whose name contains `only` into `folder`, write manifest.json there and return it.
+
+    keep_ptx: store the PTX of each kernel beside its cubin, for the tests that interpret it.
+    """
     package_without_torch()
     from cutlass import __version__ as compiler_version
     from vc_attention.kernels.cute.catalogue import buildables
@@ -65,13 +68,16 @@ def build(folder: Path, only: str = "") -> dict[str, Any]:
             (cubin,) = Path(dump).glob("*.cubin")
             (ptx,) = Path(dump).glob("*.ptx")
             data = cubin.read_bytes()
-            targets.update(re.findall(r"^\.target (\w+)", ptx.read_text(encoding="utf-8"), re.M))
+            text = ptx.read_text(encoding="utf-8")
+            targets.update(re.findall(r"^\.target (\w+)", text, re.M))
         facts = read_cubin(data)
         if len(facts.params) != len(kernel.arguments):
             raise ValueError(
                 f"{kernel.name} has {len(facts.params)} parameters, but its source names {len(kernel.arguments)}."
             )
         (folder / f"{kernel.name}.cubin").write_bytes(data)
+        if keep_ptx:
+            (folder / f"{kernel.name}.ptx").write_text(text, encoding="utf-8", newline="\n")
         kernels.append(
             {
                 "name": kernel.name,
@@ -108,8 +114,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Cross-compile the kernels of the architecture in CUTE_DSL_ARCH.")
     parser.add_argument("folder", type=Path, help="where cubins and manifest.json go")
     parser.add_argument("--only", default="", help="compile only kernels whose name contains this text")
+    parser.add_argument("--ptx", action="store_true", help="store the PTX of each kernel beside its cubin")
     arguments = parser.parse_args()
-    manifest = build(arguments.folder, arguments.only)
+    manifest = build(arguments.folder, arguments.only, arguments.ptx)
     sys.stdout.write(f"{len(manifest['kernels'])} kernels for {manifest['arch']} in {arguments.folder}\n")
 
 
