@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": "tools.bench",
     "doctor": "tools.doctor",
     "lint": "tools.lint",
+    "wheels": "tools.wheels",
 }
 
 

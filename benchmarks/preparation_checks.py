@@ -31,29 +31,34 @@ def must(value):
     return value
 
 
-def tensors(b, h, lq, lkv, layout, dtype, seed=0):
+def tensors(b, h, lq, lkv, layout, dtype, seed=0, device="cuda"):
     """Random q, k, v [B, H, L, 128] with channel offsets and clusters, in one of four memory layouts."""
-    g = torch.Generator("cuda").manual_seed(seed)
+    g = torch.Generator(device).manual_seed(seed)
     out = []
     for n, length in enumerate((lq, lkv, lkv)):
-        x = torch.randn(b, h, length, 128, device="cuda", generator=g)
-        x += 3 * torch.randn(b, h, 1, 128, device="cuda", generator=g) * (n > 0)
-        centres = torch.randn(b, h, 16, 128, device="cuda", generator=g)
-        pick = torch.randint(16, (b, h, length), device="cuda", generator=g)
+        x = torch.randn(b, h, length, 128, device=device, generator=g)
+        x += 3 * torch.randn(b, h, 1, 128, device=device, generator=g) * (n > 0)
+        centres = torch.randn(b, h, 16, 128, device=device, generator=g)
+        pick = torch.randint(16, (b, h, length), device=device, generator=g)
         x += 1.5 * centres.gather(2, pick[..., None].expand(-1, -1, -1, 128))
-        x = x.to(dtype)
-        if layout == "tokens":
-            x = x.transpose(1, 2).contiguous().transpose(1, 2)
-        elif layout == "fused":
-            wide = torch.full((b, length, 3, h, 128), torch.nan, dtype=dtype, device="cuda")
-            wide[:, :, n] = x.transpose(1, 2)
-            x = wide[:, :, n].transpose(1, 2)
-        elif layout == "padded":
-            wide = torch.full((b, h, length + 3, 144), torch.nan, dtype=dtype, device="cuda")
-            wide[:, :, 2 : length + 2, 8:136] = x
-            x = wide[:, :, 2 : length + 2, 8:136]
-        out.append(x)
+        out.append(in_layout(x.to(dtype), layout, n))
     return out
+
+
+def in_layout(x, layout, n=0):
+    """The values of `x` [B, H, L, 128] in another memory layout, NaN around them; `n`: of q, k, v, which one it is."""
+    b, h, length, _ = x.shape
+    if layout == "tokens":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "fused":
+        wide = x.new_full((b, length, 3, h, 128), torch.nan)
+        wide[:, :, n] = x.transpose(1, 2)
+        return wide[:, :, n].transpose(1, 2)
+    if layout == "padded":
+        wide = x.new_full((b, h, length + 3, 144), torch.nan)
+        wide[:, :, 2 : length + 2, 8:136] = x
+        return wide[:, :, 2 : length + 2, 8:136]
+    return x
 
 
 def poison(*arguments):

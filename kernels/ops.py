@@ -71,8 +71,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None) -> None:
             f"q, k and v must share one dtype and device; they are {q.dtype}, {k.dtype}, {v.dtype} on {q.device}, "
             f"{k.device}, {v.device}."
         )
-    if labels is not None and (labels.shape != k.shape[:3] or labels.dtype != torch.uint8):
+    if labels is None:
+        return
+    if labels.shape != k.shape[:3] or labels.dtype != torch.uint8 or labels.device != k.device:
         raise ValueError(
-            f"labels must be uint8 of shape {tuple(k.shape[:3])} (batch, heads, tokens of k); they are "
-            f"{str(labels.dtype)[6:]} of shape {tuple(labels.shape)}."
+            f"labels must be uint8 of shape {tuple(k.shape[:3])} (batch, heads, tokens of k) on {k.device}; they are "
+            f"{str(labels.dtype)[6:]} of shape {tuple(labels.shape)} on {labels.device}."
         )

@@ -2,7 +2,10 @@
 
 `--comfyui DIR` (tests/support/comfyui_option.py) names the ComfyUI checkout of the tests marked `comfy`; the default
 is the one that `run.py` sets up in `.cache`. Markers: `comfy` needs a ComfyUI, `gpu` needs a CUDA device; a test whose
-need is not met is skipped with that reason, and the summary names and counts them.
+need is not met is skipped with that reason, and the summary names and counts them. The GPU's own run, which needs no
+ComfyUI and no compiler:
+
+    python -m pytest -m gpu tests/kernels tests/known_failures --cubins FOLDER
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ def _load_pack() -> None:
 
 _load_pack()
 pytest.register_assert_rewrite("comfy_cases", "kernel_cases")
+pytest_plugins = ["kernel_backends"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,5 +81,9 @@ def pytest_terminal_summary(terminalreporter) -> None:
     terminalreporter.section("tests that did not run")
     for reason, names in sorted(groups.items()):
         terminalreporter.write_line(f"{len(names)} skipped, {reason}:")
-        for name in sorted(names):
-            terminalreporter.write_line(f"    {name}")
+        # One line for a test, however many parameters it has: hundreds of lines are not seen either.
+        tests: dict[str, list[str]] = {}
+        for name in names:
+            tests.setdefault(name.partition("[")[0], []).append(name)
+        for test, cases in sorted(tests.items()):
+            terminalreporter.write_line(f"    {cases[0] if len(cases) == 1 else f'{test} ({len(cases)} times)'}")

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Exit status 0 when both are content."""
-    python = environment.prepare([*comfyui.locate(None).requirements, "test.txt"], python=arguments.python).python
+    # the compiler too: mypy follows what the kernels import
+    requirements = [*comfyui.locate(None).requirements, "test.txt", "compiler.txt"]
+    python = environment.prepare(requirements, python=arguments.python).python
     return check(python, arguments.fix)
 
 

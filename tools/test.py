@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Exit status 0 when the sources are clean and every test passes."""
-    found, made = ready(arguments, ("demo.txt", "test.txt"))
+    found, made = ready(arguments, ("demo.txt", "test.txt", "compiler.txt"))
     sources = 0 if arguments.no_lint else lint.check(made.python)
     tests = pytest(found, made.python, arguments.workers, arguments.rest)
     if sources:
@@ -55,5 +55,3 @@ def pytest(found: comfyui.ComfyUI, python: Path, workers: int, arguments: list[s
     say(f"pytest in {workers} processes with {found.name}")
     sys.stdout.flush()
     return subprocess.run(command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, check=False).returncode
-
-

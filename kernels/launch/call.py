@@ -37,10 +37,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None
     Returns [B, H, Lq, 128] stored as [B, Lq, H, 128]. Raises UnsupportedError when a kernel is missing or is refused.
     """
     library = _library(q.device)
+    b, h, lq, d = q.shape
+    if q.numel() == 0:
+        return q.new_empty((b, lq, h, d)).transpose(1, 2)  # a launch of no blocks is an error to the driver
     images = prepare.prepare(library, q, k, v, plan, labels)
     if isinstance(images, Reason):
         raise UnsupportedError(images)
-    b, h, lq, d = q.shape
     out = torch.empty((b, lq, h, d), dtype=q.dtype, device=q.device)
     reason = attend.attend(images, plan, out, scale)
     if reason is not None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..cute import layouts as lo
 from ..plan import Plan
 from ..reasons import Reason
-from ..spec.grouping import auto_groups
+from ..spec.grouping import group_count
 from .images import Images, allocate
 from .loader import Library
 
@@ -173,15 +173,11 @@ def group(
     """`kernels.spec.grouping.group` on the device: labels uint8 [B, H, L] and centroids fp32 [B, H, groups, 128].
 
     v: [B, H, L, 128] bf16 or fp16. Centroids are rounded to v's format for the comparison, so near ties may fall
-    differently from the specification's; magnitudes beyond 1e19 are not rescaled first.
+    differently from the specification's; magnitudes beyond 1e19 are not rescaled first. Raises its ValueErrors.
     """
     if v.dtype not in KINDS or v.shape[-1] != lo.HEAD_DIM:
         return Reason("dtype", f"The grouping kernels take bf16 and fp16 with head dimension 128, not {v.dtype}.")
-    if previous is not None and groups == 0:
-        groups = previous.shape[-2]
-    groups = groups or auto_groups(v.shape[2])
-    if not 1 <= groups <= MAX_GROUPS:
-        raise ValueError(f"The number of value groups is {groups}; it must be 1 to {MAX_GROUPS}, or 0.")
+    groups = group_count(v, groups, previous)
     try:
         return _group(Queue.current(library, v.device), rows_of(v), groups, previous, refresh)
     except Refused as refused:

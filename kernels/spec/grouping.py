@@ -67,7 +67,7 @@ def group(
     centroids that do not fit V.
     """
     b, h, length, d = v.shape
-    k = _group_count(v, groups, previous)
+    k = group_count(v, groups, previous)
     # Powers of two, so no rounding: squared distances of fp32 inputs as large as 1e30 must not overflow to NaN.
     unit = _unit(v, previous)
     tokens = _Tokens(v, unit)
@@ -102,7 +102,8 @@ class _Tokens:
         return self._v[..., index, :].to(torch.float32) / self._unit
 
 
-def _group_count(v: Tensor, groups: int, previous: Tensor | None) -> int:
+def group_count(v: Tensor, groups: int, previous: Tensor | None) -> int:
+    """k of a call of `group` with these arguments. Raises the ValueErrors of `group`; every backend asks here first."""
     b, h, length, d = v.shape
     if length == 0:
         raise ValueError("There are no value tokens to group.")
@@ -119,6 +120,8 @@ def _group_count(v: Tensor, groups: int, previous: Tensor | None) -> int:
             f"The previous centroids have shape {tuple(previous.shape)}; {(b, h, k, d)} (batch, heads, groups, head "
             "dimension) is needed here. Start without them when the model or the number of groups changes."
         )
+    if previous is not None and previous.device != v.device:
+        raise ValueError(f"The previous centroids are on {previous.device}, the values on {v.device}.")
     return k
 
 

@@ -1,42 +1,36 @@
-"""Compiled kernels for the tests that look at them or run them: built here once, where the compiler is installed."""
+"""What the tests that look at compiled kernels need beside `cubins` (tests/support/kernel_backends.py)."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import kernel_backends
 import pytest
+from kernel_backends import ROOT
+from vc_attention.kernels.cute.catalogue import KERNELS
 
-ROOT = Path(__file__).resolve().parents[2]
-NO_COMPILER = "cubins: nvidia-cutlass-dsl is not installed here"
 NO_DISASSEMBLER = "sass: nvdisasm is neither on PATH nor installed with a package such as nvidia-cuda-nvdisasm"
 
 
-def _compile(checkout: Path, folder: Path, only: str = "") -> None:
-    """Run the build of `checkout` in a process of its own, as the compiler takes its target from the environment."""
-    command = [sys.executable, str(checkout / "kernels" / "build.py"), str(folder), "--only", only]
-    done = subprocess.run(command, env={**os.environ, "CUTE_DSL_ARCH": "sm_90a"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture(scope="session")
+def builds(cubins, tmp_path_factory) -> dict[str, Path]:
+    """Folder of the compiled kernels of every architecture that has any."""
+    folders = {kernel_backends.ARCH: cubins}
+    for arch in KERNELS:
+        if arch not in folders:
+            folders[arch] = tmp_path_factory.mktemp(arch)
+            kernel_backends.compile_kernels(ROOT, folders[arch], arch=arch)
+    return folders
 
 
 @pytest.fixture(scope="session")
-def cubins(tmp_path_factory) -> Path:
-    """Folder with the cubins and the manifest of sm_90a."""
-    if importlib.util.find_spec("cutlass") is None:
-        pytest.skip(NO_COMPILER)
-    folder = tmp_path_factory.mktemp("cubins")
-    _compile(ROOT, folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def compile_kernels(cubins):
+def compile_kernels():
     """The build as a function of (checkout, folder), where there is a compiler."""
-    return _compile
+    if not kernel_backends.has_compiler():
+        pytest.skip(kernel_backends.NO_COMPILER)
+    return kernel_backends.compile_kernels
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from vc_attention.kernels.cute.reference import prepare
 from vc_attention.kernels.launch.attend import attend
 from vc_attention.kernels.spec.attention import attention as spec_attention
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_kernels")]
 
 PLANS = [
     FAST,
@@ -29,9 +29,7 @@ def relative(a, b):
 @pytest.mark.parametrize("plan", PLANS, ids=lambda p: p.encode())
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_error_is_the_specifications(cubins, plan, shape, dtype):
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("gpu: the card is not of compute capability 9.0")
+def test_error_is_the_specifications(plan, shape, dtype):
     b, h, lq, lkv = shape
     g = torch.Generator("cuda").manual_seed(lq + lkv)
     q, k, v = (torch.randn(b, h, n, 128, device="cuda", generator=g).to(dtype) for n in (lq, lkv, lkv))
@@ -40,7 +38,7 @@ def test_error_is_the_specifications(cubins, plan, shape, dtype):
     used = labels if plan.demean else None
     guard = torch.full((b * lq * h * 128 + 4096,), float("nan"), dtype=dtype, device="cuda")
     out = guard[: b * lq * h * 128].view(b, lq, h, 128)
-    assert attend(prepare(q, k, v, plan, used), plan, out, folder=cubins) is None
+    assert attend(prepare(q, k, v, plan, used), plan, out) is None
     exact = torch.softmax(q.double() @ k.double().transpose(2, 3) * 128**-0.5, -1) @ v.double()
     error = relative(out.transpose(1, 2), exact)
     # Below 0.004 the output type's own rounding is what is seen.
@@ -48,16 +46,14 @@ def test_error_is_the_specifications(cubins, plan, shape, dtype):
     assert torch.isnan(guard[b * lq * h * 128 :]).all()
 
 
-def test_a_graph_replays_the_call(cubins):
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("gpu: the card is not of compute capability 9.0")
+def test_a_graph_replays_the_call():
     q, k, v = (torch.randn(1, 2, 300, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     images = prepare(q, k, v, FAST)
     eager, replayed = (torch.empty(1, 300, 2, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    assert attend(images, FAST, eager, folder=cubins) is None
+    assert attend(images, FAST, eager) is None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        assert attend(images, FAST, replayed, folder=cubins) is None
+        assert attend(images, FAST, replayed) is None
     replayed.zero_()
     graph.replay()
     torch.cuda.synchronize()

@@ -117,7 +117,7 @@ sys.path.insert(0, sys.argv[1])
 import build
 build.package_without_torch()
 from vc_attention.kernels.cute import catalogue, preparation
-catalogue.buildables = lambda: [k for k in preparation.buildables() if "fp16" not in k.name]
+catalogue.buildables = lambda arch: [k for k in preparation.buildables() if "fp16" not in k.name]
 build.build(Path(sys.argv[2]))
 """
 

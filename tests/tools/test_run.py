@@ -31,7 +31,7 @@ def run(*arguments: str, code: str = "pass") -> subprocess.CompletedProcess[str]
 
 def test_help_names_every_command_and_each_has_its_own() -> None:
     text = run("--help").stdout
-    for command in ("demo", "test", "serve", "replay", "bench", "doctor", "lint"):
+    for command in ("demo", "test", "serve", "replay", "bench", "doctor", "lint", "wheels"):
         assert f"    {command} " in text
     done = run("replay", "--help")
     assert done.returncode == 0 and "--grouping off|N" in done.stdout
