@@ -25,7 +25,7 @@ from cutlass.cute.runtime import make_ptr
 from . import layouts_mma8 as lo
 from . import mma8
 from .buildable import Buildable
-from .config_mma8 import configs
+from .config_mma8 import LOADER_OF, configs
 from .pipeline_mma8 import LOADERS, STAGES, THREADS, WARPS, initialise, produce, storage
 from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
 from .softmax import MAGIC_BITS, quad_sum
@@ -340,8 +340,9 @@ def _compile(config, loader, options):
     return cute.compile(AttentionMma8(config, loader), *pointers, *numbers, cuda.CUstream(0), options=options)
 
 
-def buildables(loader):
-    """Every 8-bit mma.sync attention kernel with tiles by `loader`, "bulk" or "async"."""
+def buildables(arch):
+    """Every 8-bit mma.sync attention kernel for an architecture of `config_mma8.LOADERS`."""
+    loader = LOADER_OF[arch]
     arguments = tuple(name for name, _, _ in POINTERS) + SCALARS
     return [
         Buildable(

@@ -185,7 +185,7 @@ class Async:
                     self.copy("mu", index, group & 1, 2 * lo.MU_ELEMENTS)
                     if const_expr(self.config.key_means):
                         self.copy("km", index, group & 1, 2 * lo.KM_ELEMENTS)
-        cute.arch.cp_async_commit_group()
+            cute.arch.cp_async_commit_group()
 
     def start(self):
         """Request the first tile."""
