@@ -31,6 +31,13 @@ def row_maximum(scores, r):
     return as_float(values[0])
 
 
+def _fma(a, b, c):
+    """a b + c, rounded once."""
+    return cute.arch.inline_ptx(
+        "fma.rn.f32 {$w0},{$r0},{$r1},{$r2};", write_only_types=[Float32], read_only_args=[a, b, c]
+    )
+
+
 def softmax_tile(expcast, scores, maximum, scale, addend):
     """Row maxima of one tile, then its P bytes.
 
@@ -56,7 +63,8 @@ def softmax_tile(expcast, scores, maximum, scale, addend):
         else:
             a = scale
             b = TOP_LOG2 - offset
-        b = b - _MAGIC_GUARDED * a
+        # One rounding: the product is large, and common to both rows, for which it would be rounded on its own.
+        b = _fma(a, Float32(-_MAGIC_GUARDED), b)
         partial, end = Float32(0.0), Float32(0.0)
         for i in range(0, len(scores), 2):
             y = [as_float(scores[i + d][2 * r + c]) * a + b for d in range(2) for c in range(2)]

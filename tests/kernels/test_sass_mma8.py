@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import lru_cache
 
 import pytest
 from mma8_kernels import ARCHS, compiled
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.xdist_group("mma8")
 REGISTER_CAP = {"async": 254, "bulk": 238}
 
 
+@lru_cache
 def _sass(arch: str, nvdisasm: str, config: Mma8Config) -> str:
     command = [nvdisasm, "-c", str(compiled(arch) / f"{config.name}.cubin")]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
