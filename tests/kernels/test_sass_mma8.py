@@ -1,4 +1,4 @@
-"""What the compiler made of the 8-bit mma.sync kernels, checked without a GPU: instruction counts, registers, memory."""
+"""What the compiler made of the 8-bit mma.sync kernels, checked without a GPU: instructions, registers, memory."""
 
 from __future__ import annotations
 

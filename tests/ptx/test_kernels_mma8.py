@@ -1,5 +1,5 @@
-"""The 8-bit mma.sync attention kernels, their PTX executed on the CPU: against the specification, against a model of the
-same codes, and broken on purpose."""
+"""The 8-bit mma.sync attention kernels, their PTX executed on the CPU: against the specification, against a model of
+the same codes, and broken on purpose."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_schedules_give_the_same_bits():
         ("v", lo.v_offset(37, 2), 4),
         ("v", lo.v_offset(lo.row_sum_row(0), 2), 4),
         ("mu", 2 * lo.mu_offset(37, 0) + 1, 4),
-        ("qb", 2 * lo.qb_offset(3, 37) + 1, 130),
+        ("qb", 2 * lo.qb_offset(3, 36) + 1, 130),
         ("km", 2 * lo.km_offset(0, 37) + 1, 130),
     ],
 )
