@@ -8,6 +8,8 @@ A CTA computes 128 query rows of one head, 16 a warp. For each 128-key tile a wa
     T = P V^T                  QMMA, four n8 tiles at a time; a 17th n8 tile has the row sums (rows of ones in V^T)
     O = alpha O + T            two-level accumulation: FP8 MMAs keep about 14 bits, so T must start from zero
 
+T is fp32, or fp16 (twice the rate of fp32 on GeForce cards) with images of V^T that keep its sums in range.
+
 Row sums of 8 blocks, in two bf16 each, are the A fragment of 16 bf16 MMAs with the 8 block means: 2 % of the tensor
 time, against 116 other instructions a tile for restoring each block's mean by FMAs.
 """
@@ -28,6 +30,7 @@ from .buildable import Buildable
 from .config_mma8 import LOADER_OF, configs
 from .pipeline_mma8 import LOADERS, STAGES, THREADS, WARPS, initialise, produce, storage
 from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
+from .simt import unpack2
 from .softmax import MAGIC_BITS, quad_sum
 from .softmax_mma8 import softmax_tile
 
@@ -51,6 +54,11 @@ POINTERS = (
     ("out", Uint32, 16),
 )
 SCALARS = ("lq", "lkv", "heads", "scale")
+
+
+def _key_tiles(lkv):
+    """`layouts_mma8.key_tiles` by a shift: the division is for negative numbers too, and its result gets spilled."""
+    return (lkv + lo.BLOCK - 1) >> (lo.BLOCK.bit_length() - 1)
 
 
 class _State:
@@ -128,7 +136,7 @@ class AttentionMma8:
         warp = cute.arch.make_warp_uniform(thread // 32)
         shared = cutlass.memory.SmemAllocator().allocate(self.storage)
         tensors = {"k": k, "v": v, "mu": mu, "km": km}
-        loader = LOADERS[self.loader](self.config, shared, tensors, head, (lkv + lo.BLOCK - 1) // lo.BLOCK)
+        loader = LOADERS[self.loader](self.config, shared, tensors, head, _key_tiles(lkv))
         if const_expr(self.loader == "bulk"):
             if thread == 0:
                 initialise(loader)
@@ -162,7 +170,7 @@ class AttentionMma8:
         warp: Int32,
     ):
         """One warp's 16 rows: the loop over key tiles, then the output."""
-        tiles = (lkv + lo.BLOCK - 1) // lo.BLOCK
+        tiles = _key_tiles(lkv)
         thread, _, _ = cute.arch.thread_idx()
         query_tile, head, _ = cute.arch.block_idx()
         lane = thread % 32
@@ -209,9 +217,7 @@ class AttentionMma8:
             addend = [cute.arch.shuffle_sync(x, lane) * scale for x in mine]
         chunks, rescale, sums, last = softmax_tile(self.expcast, scores, f.maximum, f.row_scale * key_scale, addend)
         if config.exact_sums:
-            gain = self.block_sums(f, sums, last, j, lkv)
-            for e in range(4):
-                f.acc[4 * _SUMS + e] = f.acc[4 * _SUMS + e] * rescale[e // 2] + gain[e]
+            self.merge(f, _SUMS, rescale, self.block_sums(f, sums, last, j, lkv))
         probabilities = [step for half in chunks for step in mma8.a_fragments(*half)]
         loader.await_values(j)
         values = mma8.panels(shared.v.data_ptr(), 2 * (_VALUE_TILES + 1), f.lane, stage)
@@ -242,13 +248,21 @@ class AttentionMma8:
 
     def multiply_values(self, f, values, probabilities, rescale):
         """O = alpha O + P V^T, and the row sums with it where the ones rows give them."""
-        wanted = range(_VALUE_TILES + (not self.config.exact_sums))
-        for first in range(0, len(wanted), mma8.INTERLEAVE):
-            some = wanted[first : first + mma8.INTERLEAVE]
-            gain = mma8.product(mma8.mma_e4m3, probabilities, values, some, Float32(0.0))
-            for i in some:
-                for e in range(4):
-                    f.acc[4 * i + e] = f.acc[4 * i + e] * rescale[e // 2] + gain[i][e]
+        half = self.config.accumulate == "f16"
+        for first in range(0, _VALUE_TILES, mma8.INTERLEAVE):
+            tiles = range(first, first + mma8.INTERLEAVE)
+            mma = mma8.mma_e4m3_f16 if half else mma8.mma_e4m3
+            for i, gain in mma8.product(mma, probabilities, values, tiles, Float32(0.0)).items():
+                self.merge(f, i, rescale, [x for word in gain for x in unpack2(word, True)] if half else gain)
+        if not self.config.exact_sums:
+            gain = mma8.product(mma8.mma_e4m3, probabilities, values, range(_SUMS, _SUMS + 1), Float32(0.0))[_SUMS]
+            self.merge(f, _SUMS, rescale, gain)
+
+    @staticmethod
+    def merge(f, i, rescale, gain):
+        """n8 tile `i` of O, or the row sums: alpha times what there is, plus `gain` (4)."""
+        for e in range(4):
+            f.acc[4 * i + e] = f.acc[4 * i + e] * rescale[e // 2] + gain[e]
 
     def block_sums(self, f, sums, last, j, lkv):
         """Row sums of tile `j` over its valid keys as an n8 accumulator: in the column of the block, 0 elsewhere.

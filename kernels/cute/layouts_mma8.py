@@ -42,6 +42,10 @@ K_BYTES = BLOCK * HEAD_DIM
 V_BYTES = V_ROWS * BLOCK
 MU_ELEMENTS = KM_ELEMENTS = MEAN_GROUP * HEAD_DIM
 QB_ELEMENTS = QUERY_TILE * HEAD_DIM
+#: Largest value of the V^T image, by the type that sums a tile of P V^T: sv is the channel's largest residual over it.
+#: fp16 ends at 65504, and 128 products of at most 448 and 0.875 add up to no more than 50176. There is a power of two
+#: between the two: the codes differ only where they become subnormal, below 1.8 % of the channel's largest residual.
+VALUE_TOP = {"f32": 448.0, "f16": 448.0 / 512.0}
 #: The E4M3 byte of 1.0, the value of a row-sum row at a valid token of its own block.
 E4M3_ONE = 0x38
 

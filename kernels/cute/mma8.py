@@ -33,6 +33,18 @@ def mma_e4m3(a, b, c):
     return _mma("m16n8k32.row.col.f32.e4m3.e4m3.f32", a, b, c, Float32)
 
 
+def mma_e4m3_f16(a, b, c):
+    """m16n8k32 of E4M3 with fp16 accumulators, two in a word: c 2 words, or one element (any): they start from zero."""
+    start = "{z,z}" if len(c) == 1 else "{$r6,$r7}"
+    start = start.replace("$r6", "{$r6}").replace("$r7", "{$r7}")
+    code = (
+        "{.reg .b32 z; mov.b32 z, 0; mma.sync.aligned.m16n8k32.row.col.f16.e4m3.e4m3.f16 {{$w0},{$w1}}, "
+        f"{{{{$r0}},{{$r1}},{{$r2}},{{$r3}}}}, {{{{$r4}},{{$r5}}}}, {start};}}"
+    )
+    arguments = [*a, *b, *(c if len(c) == 2 else [])]
+    return list(cute.arch.inline_ptx(code, write_only_types=[Uint32] * 2, read_only_args=arguments))
+
+
 def mma_bf16(a, b, c):
     """m16n8k16 of bf16 with fp32 accumulators."""
     return _mma("m16n8k16.row.col.f32.bf16.bf16.f32", a, b, c, Float32)

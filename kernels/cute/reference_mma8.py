@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..launch.images import Images
 from ..plan import Plan
-from ..spec.formats import INT8_MAX, amax_scale, int8
+from ..spec.formats import INT8_MAX, amax_scale, e4m3_encode, int8
 from ..spec.grouping import permutation
 from ..spec.scores import hadamard, smooth_keys
 from ..spec.smoothing import block_means, stored_means, subtract_block_means
@@ -20,13 +20,15 @@ from . import layouts_mma8 as lo
 from .config_mma8 import config_of
 
 
-def prepare(q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None = None) -> Images:
+def prepare(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None = None, accumulate: str = "f32"
+) -> Images:
     """Images of q [B, H, Lq, 128], k, v [B, H, Lkv, 128] (any floating dtype) for an INT8 / FP8 `plan`.
 
-    labels: uint8 [B, H, Lkv], the group of each token; None keeps the sequence order. Raises ValueError for a plan
-    that no 8-bit mma.sync kernel computes.
+    labels: uint8 [B, H, Lkv], the group of each token; None keeps the sequence order. accumulate: of the kernel
+    (`Mma8Config`). Raises ValueError for a plan that no 8-bit mma.sync kernel computes.
     """
-    if config_of(plan, "bf16") is None:
+    if config_of(plan, "bf16", accumulate) is None:
         raise ValueError("The 8-bit images hold scores='int8' with score_groups='per_warp' and values='fp8'.")
     if labels is not None:
         order = permutation(labels)[..., None].expand_as(k)
@@ -35,7 +37,7 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None =
     tensors = {
         **q_image(q, plan.key_means),
         **k_image(k, plan.key_means),
-        **v_image(v, plan.demean, plan.clip_means),
+        **v_image(v, plan.demean, plan.clip_means, accumulate),
     }
     return Images(b, h, lq, k.shape[-2], **tensors)
 
@@ -83,20 +85,27 @@ def k_image(k: Tensor, key_means: bool = False) -> dict[str, Tensor]:
     return images
 
 
-def v_image(v: Tensor, demean: bool = True, clip_means: bool = False) -> dict[str, Tensor]:
+def v_image(v: Tensor, demean: bool = True, clip_means: bool = False, accumulate: str = "f32") -> dict[str, Tensor]:
     """v (E4M3 bytes), sv and (when `demean`) mu of v [B, H, Lkv, 128], already permuted."""
     length, tiles = v.shape[-2], lo.key_tiles(v.shape[-2])
-    values = quantise_values(v.to(torch.float32), "fp8", demean, clip_means, lo.BLOCK)
-    codes = values.residual.to(torch.float8_e4m3fn).view(torch.uint8).flatten(0, 1)
+    v = v.to(torch.float32)
+    values = quantise_values(v, "fp8", demean, clip_means, lo.BLOCK)
+    residual, means = v, values.means
+    if means is not None:
+        residual = subtract_block_means(v, means * values.output_scale, lo.BLOCK)
+    # Powers of two: the means stay the bf16 numbers that they are, shifted.
+    smaller = lo.VALUE_TOP[accumulate] / lo.VALUE_TOP["f32"]
+    scale = values.output_scale / smaller
+    codes = e4m3_encode(residual / scale).view(torch.uint8).flatten(0, 1)
     codes = torch.nn.functional.pad(codes, (0, 0, 0, tiles * lo.BLOCK - length)).unflatten(1, (tiles, lo.BLOCK))
     token, channel = _grid(lo.BLOCK, lo.HEAD_DIM, v.device)
     image = _scatter(codes, lo.v_offset(channel, token), lo.V_BYTES)
     valid = torch.arange(length, device=v.device)
     block = valid // lo.BLOCK
     image[:, block, lo.v_offset(lo.row_sum_row(block), valid % lo.BLOCK)] = lo.E4M3_ONE
-    images = {"v": image, "sv": values.output_scale.flatten(0, 1)[:, 0]}
-    if values.means is not None:
-        means = values.means.to(torch.bfloat16).flatten(0, 1)
+    images = {"v": image, "sv": scale.flatten(0, 1)[:, 0]}
+    if means is not None:
+        means = (means * smaller).to(torch.bfloat16).flatten(0, 1)
         missing = lo.mean_groups(length) * lo.MEAN_GROUP - tiles
         means = torch.nn.functional.pad(means, (0, 0, 0, missing)).unflatten(1, (-1, lo.MEAN_GROUP))
         block, channel = _grid(lo.MEAN_GROUP, lo.HEAD_DIM, v.device)
