@@ -56,9 +56,9 @@ def package_version() -> str:
 def build(folder: Path, only: str = "", arch: str = "", keep_ptx: bool = False, trial: str = "") -> dict[str, Any]:
     """Compile the kernels whose name contains `only` into `folder`, write manifest.json there and return it.
 
-    arch: such as sm_90a; what CUTE_DSL_ARCH says if empty. Raises BuildError when there are no kernels for it.
-    keep_ptx: store the PTX of each kernel beside its cubin, for the tests that interpret it. trial: a set of kernels
-    that is not shipped (`catalogue.TRIALS`), instead of the architecture's own.
+    arch: such as sm_90a; what CUTE_DSL_ARCH says if empty. keep_ptx: also write the PTX of each kernel. trial: a set of
+    kernels that is not shipped (`catalogue.TRIALS`), instead of the architecture's own. Raises BuildError when there
+    are no kernels for `arch`.
     """
     package_without_torch()
     from cutlass import CUDA_VERSION
@@ -142,7 +142,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", help="where cubins and manifest.json go")
     parser.add_argument("--arch", default="", help="such as sm_90a; CUTE_DSL_ARCH if not given")
     parser.add_argument("--only", default="", help="compile only kernels whose name contains this text")
-    parser.add_argument("--ptx", action="store_true", help="store the PTX of each kernel beside its cubin")
+    parser.add_argument(
+        "--ptx", action="store_true", help="also write the PTX of each kernel, as the tests interpret it"
+    )
     parser.add_argument("--trial", default="", help="compile a set of kernels that is not shipped, such as mma8")
     parser.add_argument("--list", action="store_true", help="print the architectures that have kernels")
     arguments = parser.parse_args()

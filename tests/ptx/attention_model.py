@@ -115,7 +115,7 @@ def _restore(out, total, sums, mu, rounded=True):
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     """Relative L2 error."""
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    return float(np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-30))
 
 
 def mismatch(found: np.ndarray, expected: np.ndarray, output: str = "bf16") -> str | None:
@@ -129,7 +129,7 @@ def mismatch(found: np.ndarray, expected: np.ndarray, output: str = "bf16") -> s
     if not np.isfinite(found).all():
         return "values that are not finite"
     error = relative_error(found, rounded)
-    worst = float(np.maximum(np.abs(found - rounded) - np.abs(rounded) / 128, 0).max() / expected.std())
+    worst = float(np.maximum(np.abs(found - rounded) - np.abs(rounded) / 128, 0).max() / max(expected.std(), 1e-30))
     if error > 0.003 or worst > 0.05:
         return f"relative error {error:.5f}, and {worst:.3f} standard deviations too many at the worst element"
     return None

@@ -63,6 +63,8 @@ def find_barrier(warp: Warp, address: int, cta=None) -> MBarrier:
         raise Fault(f"the mbarrier at {address:#x} is used without being ordered after its initialisation")
     if cta is not warp.cta and not barrier.fenced:
         raise Fault(f"the mbarrier at {address:#x} of another CTA is used without fence.mbarrier_init")
+    if cta is not warp.cta:
+        cta.touched.append((warp.agent, int(warp.clock[warp.agent])))
     return barrier
 
 

@@ -67,6 +67,8 @@ def _start(warp, cta, place, data, barrier, instruction):
     index, granules = shared.locate(np.array([place], np.int64), data.size, alignment=16)
     agent, time = cluster.copy_slot()
     shared.check_write(agent, time, warp.clock, granules, generic=False)
+    if cta is not warp.cta:
+        cta.touched.append((agent, time))
     shared.data[index[0]] = _POISON
     cta.decoded.clear()
     clock = warp.clock.copy()

@@ -122,6 +122,8 @@ class Cta:
         self.spare_registers = 0
         #: (warpgroup, number of the MMA) -> what its first warp issued, which the others must repeat
         self.collective: dict[tuple[int, int], tuple] = {}
+        #: (agent, time) of what other CTAs did to this one, which must happen before its last warp leaves
+        self.touched: list[tuple[int, int]] = []
         #: wgmma operands decoded since shared memory last changed
         self.decoded: dict[tuple, np.ndarray] = {}
 

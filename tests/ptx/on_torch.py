@@ -105,6 +105,7 @@ class InterpretedKernel:
             **library.options,
         )
         library.reports.append((self.entry.name, report))
+        library.launched.add(self.entry.name)
 
 
 class InterpretedLibrary:
@@ -112,6 +113,8 @@ class InterpretedLibrary:
     options: of `Loaded.launch`.
     """
 
+    #: Names of all kernels that have run in this process.
+    launched: set[str] = set()  # noqa: RUF012 - shared on purpose
     _parsed: dict[Path, Loaded] = {}  # noqa: RUF012 - shared by all libraries: a parse depends on the file alone
 
     def __init__(self, folder: Path, poison: int = 0xA5, **options) -> None:
@@ -150,13 +153,23 @@ class InterpretedLibrary:
             yield self
 
 
-def attend(library: InterpretedLibrary, images, plan: Plan, dtype: torch.dtype) -> Tensor:
-    """`kernels.launch.attend.attend` on the interpreter: [B, Lq, H, 128]; every element must have been written."""
+def attend(
+    library: InterpretedLibrary,
+    images,
+    plan: Plan,
+    dtype: torch.dtype,
+    scale: float | None = None,
+    complete: bool = True,
+) -> Tensor:
+    """`kernels.launch.attend.attend` on the interpreter: [B, Lq, H, 128].
+
+    complete: whether every element must have been written.
+    """
     with library.in_use():
         out = torch.empty((images.batch, images.lq, images.heads, 128), dtype=dtype)
-        reason = attend_module.attend(images, plan, out)
+        reason = attend_module.attend(images, plan, out, scale)
         assert reason is None, reason
-    assert library.storages.unwritten(out) == 0
+    assert not complete or library.storages.unwritten(out) == 0
     return out
 
 

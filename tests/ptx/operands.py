@@ -136,29 +136,24 @@ class Compiler:
 
     def _read_special(self, name: str, dtype: np.dtype) -> Read:
         launch, found = self.launch, re.fullmatch(r"%(tid|ntid|ctaid|nctaid)\.([xyz])", name)
-        x, y, _ = launch.block
         if dtype.itemsize != 4:
             raise PtxError(f"{name} is a 32-bit register")
-        if found:
-            axis = "xyz".index(found[2])
-            if found[1] == "tid":
-                values: Read = lambda w: (w.index * 32 + LANES) // (1, x, x * y)[axis] % launch.block[axis]  # noqa: E731
-            elif found[1] == "ctaid":
-                values = lambda w: np.full(32, w.cta.position[axis])  # noqa: E731
-            else:
-                size = (launch.block if found[1] == "ntid" else launch.grid)[axis]
-                values = lambda w: np.full(32, size)  # noqa: E731
-        elif name == "%laneid":
-            values = lambda w: LANES  # noqa: E731
-        elif name == "%warpid":
-            values = lambda w: np.full(32, w.index)  # noqa: E731
-        elif name == "%cluster_ctarank":
-            values = lambda w: np.full(32, w.cta.rank)  # noqa: E731
-        elif name == "%cluster_nctarank":
-            values = lambda w: np.full(32, w.cta.cluster.size)  # noqa: E731
-        else:
+        axis = "xyz".index(found[2]) if found else 0
+        x, y, _ = launch.block
+        values: dict[str, Callable[[Warp], object]] = {
+            "%tid": lambda warp: (warp.index * 32 + LANES) // (1, x, x * y)[axis] % launch.block[axis],
+            "%ntid": lambda warp: launch.block[axis],
+            "%ctaid": lambda warp: warp.cta.position[axis],
+            "%nctaid": lambda warp: launch.grid[axis],
+            "%laneid": lambda warp: LANES,
+            "%warpid": lambda warp: warp.index,
+            "%cluster_ctarank": lambda warp: warp.cta.rank,
+            "%cluster_nctarank": lambda warp: warp.cta.cluster.size,
+        }
+        read = values.get(f"%{found[1]}" if found else name)
+        if read is None or (found is None and name in ("%tid", "%ntid", "%ctaid", "%nctaid")):
             raise PtxError(f"the special register {name} is not modelled")
-        return lambda warp: values(warp).astype(U32).view(dtype)
+        return lambda warp: np.broadcast_to(np.asarray(read(warp), U32), 32).copy().view(dtype)
 
     def write(self, instruction: Instruction, name: str, extend: str | None = None) -> Write:
         """Closure that stores 32 lanes, of which the active ones count. extend: "u" or "s" lets a register be wider."""

@@ -118,6 +118,9 @@ def _check_end(cluster: Cluster) -> None:
         copy = cluster.pending[0]
         raise Fault(f"the kernel ends with {len(cluster.pending)} copies in flight, the first of {copy.text}")
     for cta in cluster.ctas:
+        left = np.maximum.reduce([warp.clock for warp in cta.warps])
+        if cluster.options.races and any(time > left[agent] for agent, time in cta.touched):
+            raise Fault(f"the block of rank {cta.rank} may have left before another one used its shared memory")
         for barrier in cta.barriers.values():
             assert isinstance(barrier, MBarrier)
             if barrier.transactions:
