@@ -24,13 +24,15 @@ import torch
 from attention_sm90 import PLANS, exact, median_ms, peers, relative, tokens
 from vc_attention.kernels import Plan, Reason
 from vc_attention.kernels.cute import layouts_mma8 as lo
-from vc_attention.kernels.cute.config_mma8 import config_of
+from vc_attention.kernels.cute.config_mma8 import ACCUMULATORS, config_of
 from vc_attention.kernels.cute.reference_mma8 import prepare
 from vc_attention.kernels.launch.images import Images
 from vc_attention.kernels.launch.loader import Library, load_library
 from vc_attention.kernels.spec.attention import attention as spec_attention
 
 _OUTPUTS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+#: Name -> plan and type of the accumulators of a tile.
+VARIANTS = {f"{name}, {acc}": (plan, acc) for acc in ACCUMULATORS for name, plan in PLANS.items()}
 #: Lengths where a tile, a group of tiles or a query tile begins or ends, among the random ones.
 _EDGES = [(1, 1), (128, 128), (129, 257), (5, 1023), (300, 1024), (16, 1025), (4096, 77), (257, 2049), (127, 3072)]
 _SPEED = (32760, 16)
@@ -40,9 +42,9 @@ class RefusedError(Exception):
     """Why the kernels did not run."""
 
 
-def attend(library: Library, images: Images, plan: Plan, out: torch.Tensor) -> None:
+def attend(library: Library, images: Images, plan: Plan, accumulate: str, out: torch.Tensor) -> None:
     """Attention of `images` into `out` [B, Lq, H, 128], queued on the current stream."""
-    config = config_of(plan, _OUTPUTS[out.dtype])
+    config = config_of(plan, _OUTPUTS[out.dtype], accumulate)
     kernel = library.kernel(config.name if config else "")
     if isinstance(kernel, Reason):
         raise RefusedError(kernel.text)
@@ -66,24 +68,27 @@ def shapes(count: int, seed: int) -> list[tuple[int, int, int, int]]:
 def check(library: Library, count: int, seed: int) -> tuple[bool, list[dict]]:
     """Every plan on `count` shapes. Good: error at most 1.1 x the specification's, nothing outside `out` written."""
     found: dict[str, dict] = {
-        name: {"plan": name, "shapes": 0, "failed": 0, "ratio": 0.0, "to_spec": 0.0, "error": 0.0} for name in PLANS
+        name: {"plan": name, "shapes": 0, "failed": 0, "ratio": 0.0, "to_spec": 0.0, "error": 0.0} for name in VARIANTS
     }
     for n, (b, h, lq, lkv) in enumerate(shapes(count, seed)):
         dtype = torch.bfloat16 if n % 3 else torch.float16
         q, k, v, labels = tokens(h, lq, lkv, b, n, dtype)
         rows = torch.randperm(lq, device="cuda")[:512]
         want = exact(q, k, v, rows)
-        for name, plan in PLANS.items():
+        specs: dict[str, torch.Tensor] = {}
+        for name, (plan, accumulate) in VARIANTS.items():
             used = labels if plan.demean else None
-            images = prepare(q, k, v, plan, used)
+            images = prepare(q, k, v, plan, used, accumulate)
             # What the kernel does not write stays NaN, and what it writes beyond the end shows.
             size = b * lq * h * lo.HEAD_DIM
             buffer = torch.full((size + 4096,), float("nan"), dtype=dtype, device="cuda")
             out = buffer[:size].view(b, lq, h, lo.HEAD_DIM)
-            attend(library, images, plan, out)
+            attend(library, images, plan, accumulate, out)
             torch.cuda.synchronize()
             result = out.transpose(1, 2)
-            spec = spec_attention(q, k, v, plan, used)
+            if plan.encode() not in specs:
+                specs[plan.encode()] = spec_attention(q, k, v, plan, used)
+            spec = specs[plan.encode()]
             error, spec_error = relative(result[:, :, rows], want), relative(spec[:, :, rows], want)
             ratio = error / max(spec_error, 1e-3)
             # Below 0.004 the output type's own rounding is what is seen.
@@ -97,10 +102,10 @@ def check(library: Library, count: int, seed: int) -> tuple[bool, list[dict]]:
             entry["error"] = max(entry["error"], error)
             if not good:
                 print(f"BAD {name} {b, h, lq, lkv} error {error:.4f} specification {spec_error:.4f}", flush=True)
-    print(f"{'plan':20s} {'shapes':>6s} {'failed':>6s} {'error / specification':>22s} {'to it':>7s} {'error':>7s}")
+    print(f"{'plan':26s} {'shapes':>6s} {'failed':>6s} {'error / specification':>22s} {'to it':>7s} {'error':>7s}")
     for e in found.values():
         print(
-            f"{e['plan']:20s} {e['shapes']:6d} {e['failed']:6d} {e['ratio']:22.3f} {e['to_spec']:7.4f} "
+            f"{e['plan']:26s} {e['shapes']:6d} {e['failed']:6d} {e['ratio']:22.3f} {e['to_spec']:7.4f} "
             f"{e['error']:7.4f}"
         )
     good = not any(e["failed"] for e in found.values())
@@ -114,15 +119,15 @@ def speed(library: Library, seconds: float) -> list[dict]:
     calls: dict[str, Callable] = {name: call for name, call in peers(s, h).items() if name.startswith("cuDNN")}
     q, k, v, labels = tokens(h, s, s, 1, 1, torch.bfloat16)
     out = torch.empty(1, s, h, lo.HEAD_DIM, dtype=torch.bfloat16, device="cuda")
-    for name, plan in PLANS.items():
-        images = prepare(q, k, v, plan, labels if plan.demean else None)
-        calls[name] = partial(attend, library, images, plan, out)
+    for name, (plan, accumulate) in VARIANTS.items():
+        images = prepare(q, k, v, plan, labels if plan.demean else None, accumulate)
+        calls[name] = partial(attend, library, images, plan, accumulate, out)
     results = []
     for name, call in calls.items():
         ms, state = median_ms(call, seconds)
         tflops = 4 * s * s * lo.HEAD_DIM * h / ms / 1e9
         results.append({"name": name, "s": s, "heads": h, "ms": round(ms, 4), "tflops": round(tflops, 1)})
-        print(f"S={s} H={h} {name:22s} {ms:9.3f} ms {tflops:7.1f} TFLOP/s  {state}", flush=True)
+        print(f"S={s} H={h} {name:26s} {ms:9.3f} ms {tflops:7.1f} TFLOP/s  {state}", flush=True)
     return results
 
 

@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant("all tiles take the first key scale", BULK, PLAIN, SHORT, _ATTENTION, "gKs[j]", "gKs[0]"),
     Mutant("rows beyond Lq are written", BULK, PLAIN, SHORT, _ATTENTION, "if row + 8 * r < lq:", "if row < lq:"),
     Mutant("O is not rescaled", ASYNC, PLAIN, SHORT, _ATTENTION,
-           "f.acc[4 * i + e] * rescale[e // 2] + gain[i][e]", "f.acc[4 * i + e] + gain[i][e]"),
+           "f.acc[4 * i + e] * rescale[e // 2] + gain[e]", "f.acc[4 * i + e] + gain[e]"),
     Mutant("each lane has its own maximum", ASYNC, PLAIN, SHORT, _SOFTMAX, "quad_maximum(largest)", "largest"),
     Mutant("the bytes of P in another order", BULK, PLAIN, SHORT, _SOFTMAX,
            "for d in range(2) for c in range(2)]", "for c in range(2) for d in range(2)]"),

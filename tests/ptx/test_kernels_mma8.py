@@ -75,44 +75,54 @@ def _call(batch: int, heads: int, lq: int, lkv: int, what: str = "") -> tuple[to
     if what == "outlier":
         v[:, :, lkv // 2] *= 60
         k[:, :, lkv // 3] *= 20
+    elif what == "small outlier":
+        v[:, :, lkv // 2] *= 20
     elif what == "zero v":
         v = torch.zeros_like(v)
     elif what == "huge scores":
         q, k = 40 * q, 10 * k
+    elif what == "one value":
+        # The largest sums that there are: every P and every V code at its top.
+        k, v = k[:, :, :1].expand_as(k).clone(), torch.full_like(v, -3.0)
     elif what == "equal keys":
         k = k[:, :, :1].expand_as(k).clone()
     return q, k, v, labels.to(torch.uint8)
 
 
 CASES = [
-    # batch, heads, Lq, Lkv, plan, what is special, output, schedule
-    (1, 1, 128, 128, FAST, "", "bf16", "orderly"),
-    (1, 1, 1, 1, FAITHFUL, "", "bf16", "random"),
-    (1, 1, 130, 257, FAST.without_smoothing(), "", "bf16", "eager"),
-    (1, 2, 40, 300, FAITHFUL.without_smoothing(), "", "fp16", "random"),
-    (1, 1, 17, 1153, FAST, "", "bf16", "random"),
-    (1, 1, 16, 2049, FAST_KEYS, "", "bf16", "random"),
-    (1, 1, 16, 1100, FAITHFUL_KEYS, "", "fp16", "eager"),
-    (2, 2, 9, 129, FAST_KEYS, "", "fp16", "orderly"),
-    (1, 1, 33, 255, FAITHFUL, "outlier", "bf16", "random"),
-    (1, 1, 33, 400, FAST, "outlier", "bf16", "eager"),
-    (1, 1, 20, 200, FAST, "zero v", "bf16", "orderly"),
-    (1, 1, 20, 200, FAITHFUL_KEYS, "zero v", "bf16", "random"),
-    (1, 1, 50, 300, FAST_KEYS, "huge scores", "bf16", "random"),
-    (1, 1, 50, 300, FAITHFUL, "huge scores", "bf16", "orderly"),
-    (1, 1, 12, 127, FAITHFUL_KEYS, "equal keys", "bf16", "eager"),
+    # batch, heads, Lq, Lkv, plan, what is special, output, schedule, accumulators
+    (1, 1, 128, 128, FAST, "", "bf16", "orderly", "f32"),
+    (1, 1, 1, 1, FAITHFUL, "", "bf16", "random", "f32"),
+    (1, 1, 130, 257, FAST.without_smoothing(), "", "bf16", "eager", "f32"),
+    (1, 2, 40, 300, FAITHFUL.without_smoothing(), "", "fp16", "random", "f32"),
+    (1, 1, 17, 1153, FAST, "", "bf16", "random", "f32"),
+    (1, 1, 16, 2049, FAST_KEYS, "", "bf16", "random", "f32"),
+    (1, 1, 16, 1100, FAITHFUL_KEYS, "", "fp16", "eager", "f32"),
+    (2, 2, 9, 129, FAST_KEYS, "", "fp16", "orderly", "f32"),
+    (1, 1, 33, 255, FAITHFUL, "outlier", "bf16", "random", "f32"),
+    (1, 1, 33, 400, FAST, "outlier", "bf16", "eager", "f32"),
+    (1, 1, 20, 200, FAST, "zero v", "bf16", "orderly", "f32"),
+    (1, 1, 20, 200, FAITHFUL_KEYS, "zero v", "bf16", "random", "f32"),
+    (1, 1, 50, 300, FAST_KEYS, "huge scores", "bf16", "random", "f32"),
+    (1, 1, 50, 300, FAITHFUL, "huge scores", "bf16", "orderly", "f32"),
+    (1, 1, 12, 127, FAITHFUL_KEYS, "equal keys", "bf16", "eager", "f32"),
+    (1, 1, 130, 300, FAST, "", "bf16", "random", "f16"),
+    (1, 2, 16, 1153, FAITHFUL_KEYS, "", "fp16", "eager", "f16"),
+    (1, 1, 40, 400, FAST.without_smoothing(), "small outlier", "bf16", "random", "f16"),
+    (1, 1, 20, 300, FAITHFUL, "equal keys", "bf16", "orderly", "f16"),
+    (1, 1, 20, 256, FAST.without_smoothing(), "one value", "bf16", "orderly", "f16"),
 ]
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(str(x) for x in (*c[:4], c[5] or "plain", *c[6:])))
 def test_attention(arch, case):
-    batch, heads, lq, lkv, plan, what, output, schedule = case
+    batch, heads, lq, lkv, plan, what, output, schedule, accumulate = case
     *call, labels = _call(batch, heads, lq, lkv, what)
     q, k, v = (x.to(torch.bfloat16 if output == "bf16" else torch.float16) for x in call)
     used = labels if plan.demean else None
-    images = prepare(q, k, v, plan, used)
-    config = config_of(plan, output)
+    images = prepare(q, k, v, plan, used, accumulate)
+    config = config_of(plan, output, accumulate)
     found = _run(*_kernel(arch, config), images, output, schedule=schedule, seed=lkv)
     expected = model(images, config)
     if what == "zero v":
