@@ -75,7 +75,7 @@ def product(mma, a, b, tiles, start):
     """C [tile][4] = A B^T. a: fragments of the MMA steps. b: this lane's panels [4, tile * steps / 2]. tiles: the n8
     tiles to compute. start: what every accumulator begins with, a register.
     """
-    out = {}
+    out: dict[int, list] = {}
     steps = len(a)
     for first in range(0, len(tiles), INTERLEAVE):
         some = tiles[first : first + INTERLEAVE]

@@ -163,6 +163,24 @@ def test_padding():
     assert torch.equal(means[2:], means[1:2].expand(6, -1))
 
 
+@pytest.mark.parametrize("plan", [FAST, FAST.without_smoothing()])
+def test_values_for_fp16_sums(plan):
+    """V^T for fp16 accumulators: the same call by a power of two, and no tile's sum leaves the range of fp16."""
+    torch.manual_seed(4)
+    q, k, v = (torch.randn(1, 2, n, 128) for n in (8, 300, 300))
+    full, small = (prepare(q, k, v, plan, None, accumulate) for accumulate in ("f32", "f16"))
+    r, c = torch.arange(128)[:, None], torch.arange(128)[None]
+    wide, narrow = (x.v.view(torch.float8_e4m3fn).float()[..., lo.v_offset(r, c)] for x in (full, small))
+    assert narrow.abs().max() == lo.VALUE_TOP["f16"]
+    assert 448 * lo.BLOCK * lo.VALUE_TOP["f16"] < torch.finfo(torch.float16).max
+    assert torch.equal(small.sv, full.sv * 512)
+    normal = narrow.abs() > 2.0**-6
+    assert torch.equal(wide[normal], 512 * narrow[normal])
+    assert (wide - 512 * narrow).abs().max() <= 0.5
+    if plan.demean:
+        assert torch.equal(full.mu.float(), 512 * small.mu.float())
+
+
 def test_plans_have_kernels():
     assert config_of(FAST, "bf16") == Mma8Config("expcast_wide", True, False, "bf16")
     assert config_of(FAITHFUL.without_smoothing(), "fp16") == Mma8Config("exp2", False, False, "fp16")
