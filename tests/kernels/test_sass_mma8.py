@@ -95,3 +95,16 @@ def test_manifest_states_what_the_cubins_say(arch):
         # What sm_89 and sm_120 have: 65536 registers of an SM, 99 KB of shared memory a CTA.
         assert entry.registers * entry.block[0] <= 65536
         assert entry.shared <= 99 * 1024
+
+
+@pytest.mark.parametrize(("arch", "same_as"), [("sm_90a", "sm_89"), ("sm_121a", "sm_120a")])
+def test_another_architecture_runs_the_same_program(arch, same_as):
+    """What is shown by running the trial on sm_90a holds for sm_89's PTX, and sm_120a's tests hold for sm_121a."""
+    only = "exp2_means_v_k_bf16"
+    paths = sorted(compiled(arch, only).glob("*.ptx"))
+    assert len(paths) == 2
+    for path in paths:
+        other = compiled(same_as) / path.name
+        text = other.read_text(encoding="utf-8")
+        assert text.count(f".target {same_as}") == 1
+        assert path.read_text(encoding="utf-8") == text.replace(f".target {same_as}", f".target {arch}")
