@@ -1,75 +1,50 @@
-"""Run by ComfyUI Manager after the pack is installed, or by hand: says what VC-Attention will run on this machine.
+"""Run by ComfyUI Manager after the pack is installed, or by hand: brings the kernels for the cards of this machine.
 
-    python install.py              one line: the cards and what runs on them
-    python install.py --list       the families of cards and whether their kernels are released
-    python install.py --dry-run    what would be done, doing nothing
+    python install.py                   install them; one line says the cards, what was done, and what runs
+    python install.py --from PLACE      take the wheels from a folder, a file or an address (without a network, too)
+    python install.py --dry-run         say what would be done, and do nothing
+    python install.py --list            the families of cards, and whether their kernels are released and installed
+    python install.py --remove          remove the installed kernels
 
-Standard library only; it starts no other program, needs no network, changes nothing and always ends with status 0,
-because a failed install step must not keep the pack from loading. In this version there is nothing to fetch yet.
+Standard library only. It starts no other program, writes nowhere but in `kernels/prebuilt`, and always ends with
+status 0: a failed install step must not keep the pack from loading, and without kernels ComfyUI's own attention runs.
+The work is in `kernels/install`.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
+import contextlib
 import sys
 from pathlib import Path
 from types import ModuleType
 
 PACK = Path(__file__).resolve().parent
-
-
-def load(name: str) -> ModuleType:
-    """A module of `kernels`, by its file: importing the package would need torch."""
-    full_name = f"_vc_attention_install_{name}"
-    spec = importlib.util.spec_from_file_location(full_name, PACK / "kernels" / f"{name}.py")
-    if spec is None or spec.loader is None:
-        raise ImportError(f"kernels/{name}.py is missing")
-    sys.dont_write_bytecode = True  # nothing is written, not even a cache of compiled files
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[full_name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def report() -> list[str]:
-    """One sentence for each kind of card here: what runs on it and why."""
-    cards, detect = load("cards"), load("detect")
-    found = detect.cards_here()
-    sentences = [cards.describe(card.name, card.capability, card.vendor).text for card in found]
-    return list(dict.fromkeys(sentences))
-
-
-def families() -> list[str]:
-    """One line for each family of cards."""
-    cards = load("cards")
-    rows = []
-    for family in cards.FAMILIES:
-        released = "released" if family.key in cards.RELEASED else "planned, not released yet"
-        capabilities = ", ".join(f"{major}.{minor}" for major, minor in family.capabilities)
-        state = f"{family.modes} kernels {released}" if family.modes else "no kernels: it " + family.why_not
-        rows.append((f"{family.title}, compute capability {capabilities}", state))
-    width = max(len(title) for title, _ in rows)
-    return [f"{title:<{width}}  {state}" for title, state in rows]
+#: The folder `kernels` under a name of its own: its `__init__.py` needs torch, its submodules used here do not.
+KERNELS = "_vc_attention_kernels"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Say what runs. Always 0."""
-    parser = argparse.ArgumentParser(prog="install.py", description="What VC-Attention runs on this machine.")
-    parser.add_argument("--list", action="store_true", help="list the families of cards and their kernels")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    """Install, and say what became of it. Always 0."""
     try:
-        options, _ = parser.parse_known_args(arguments)
-        if options.list:
-            say("\n".join(families()))
-        prefix = "VC-Attention (dry run; no kernels are released yet, so nothing would be fetched)"
-        say(f"{prefix if options.dry_run else 'VC-Attention'}: {' | '.join(report())}")
+        if sys.version_info < (3, 10):  # noqa: UP036 - ComfyUI's Python may be older than the pack allows
+            sys.stdout.write("VC-Attention: this Python is too old; it needs 3.10 or newer, as ComfyUI does.\n")
+            return 0
+        sys.dont_write_bytecode = True  # not even a cache of compiled files
+        if KERNELS not in sys.modules:
+            package = ModuleType(KERNELS)
+            package.__path__ = [str(PACK / "kernels")]
+            sys.modules[KERNELS] = package
+        from _vc_attention_kernels.install import command
+
+        command.main(PACK, arguments)
     except SystemExit:
         pass  # argparse ends the program after --help or a misused option
+    except KeyboardInterrupt:
+        say("VC-Attention: stopped. What was installed before stays; run install.py again to go on.")
     except Exception as error:
         say(
-            f"VC-Attention: this machine could not be examined ({type(error).__name__}: {error}); the pack loads all "
-            "the same, and its node says what runs."
+            f"VC-Attention: install.py could not finish ({type(error).__name__}: {error}); the pack loads all the "
+            "same, and its node says what runs. Reinstall or update the pack."
         )
     return 0
 
@@ -77,7 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
 def say(text: str) -> None:
     """Print, whatever characters the console lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    print(text.encode(encoding, "replace").decode(encoding), flush=True)
+    with contextlib.suppress(OSError, ValueError):  # nobody listens
+        print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""What the hook costs a call that it declines, and whether an accelerated layer ever waits for the device.
+"""What the hook and its numeric guard cost, and whether an accelerated layer ever waits for the device.
 
     python benchmarks/hook_overhead.py [--calls N] [--json]
 
 Prints, for each kind of declined call, the median time per call with the hook, the time of calling the attention
-function directly, and the difference (bar: 50 microseconds). Then runs accelerated calls under modes that count what
-brings a tensor's value to the host (`item`, `float()`, `tolist`, `bool` and the operations below them).
+function directly, and the difference (bar: 50 microseconds). Then the time that this host needs to queue the guard of
+one call (a few keys, so that on a CPU, too, it is mostly launching; `guard_cost.py` has the GPU's side). Then runs
+accelerated calls under modes that count what brings a tensor's value to the host (`item`, `float()`, `tolist`, `bool`
+and the operations below them): none in a layer, guarded or not, and one for the first pass of each phase.
 Exit status 1 when a bar is missed. Runs on a CPU in a few seconds; needs no ComfyUI.
 """
 
@@ -40,6 +42,18 @@ class MethodReads(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__name__", "") in HOST_READS:
             self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations, views aside: about as many launches on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view
         return func(*args, **(kwargs or {}))
 
 
@@ -142,18 +156,37 @@ def declined_rows(calls: int) -> list[dict[str, object]]:
     return rows
 
 
+def guard_row(calls: int) -> dict[str, float]:
+    """Operations and microseconds of the guard of one call: 40 heads of 128 channels, `keys` keys in one chunk."""
+    from vc_attention.kernels import agreement
+
+    keys = 1024
+    q, k, v, out = (torch.randn(1, 40, keys, 128).to(torch.bfloat16) for _ in range(4))
+    with Operations() as operations:
+        agreement(q, k, v, out)
+    took = microseconds(lambda: agreement(q, k, v, out), max(1, calls // 200), 5)
+    return {"keys": keys, "operations": operations.count, "us": took}
+
+
 def host_reads(layers: int = 6) -> dict[str, int]:
     """Host reads per forward pass (planning) and per accelerated call, over group, reuse and plain steps.
 
-    The kernel and the grouping are replaced by stand-ins: what is counted is the hook's own part of a layer.
+    The kernel and the grouping are replaced by stand-ins: what is counted is the hook's own part of a layer, the
+    numeric guard included.
     """
     from vc_attention.nodes import engine
+    from vc_attention.nodes import guard as numeric_guard
 
     bench = Bench(min_tokens=64, group_fraction=0.5, reuse_steps=2)
-    engine.attention = lambda q, k, v, plan, labels, scale, backend: q.transpose(1, 2).contiguous().transpose(1, 2)
+    engine.attention = lambda q, k, v, plan, labels, scale, backend: torch.nn.functional.scaled_dot_product_attention(
+        q, k, v
+    )
     engine.group = lambda v, groups, previous: engine_labels(v)
+    guarded: list[int] = []
+    agreement = numeric_guard.agreement
+    numeric_guard.agreement = lambda *given: guarded.append(1) or agreement(*given)
     x = torch.randn(1, 256, 256)
-    counts = {"forwards": 0, "calls": 0, "reads_in_calls": 0, "reads_in_forwards": 0}
+    counts = {"forwards": 0, "calls": 0, "reads_in_calls": 0, "reads_in_forwards": 0, "guarded": 0}
     for step in range(8):
         with MethodReads() as outer:
 
@@ -169,6 +202,11 @@ def host_reads(layers: int = 6) -> dict[str, int]:
         counts["forwards"] += 1
         counts["reads_in_forwards"] += len(outer.seen)
     stats = bench.session.stats
+    counts["guarded"] = len(guarded)
+    if stats.declined or len(guarded) != 3 * layers:
+        raise SystemExit(
+            f"The guard did not look at the first pass of each phase, once: {len(guarded)} calls, {stats}."
+        )
     if (stats.grouped, stats.reused, stats.plain) != (2 * layers, 2 * layers, 4 * layers):
         raise SystemExit(f"The benchmark did not run the phases it meant to: {stats}.")
     return counts
@@ -191,20 +229,29 @@ def main() -> int:
     load_pack()
     torch.set_num_threads(1)
     rows = declined_rows(arguments.calls)
+    guard = guard_row(arguments.calls)
     reads = host_reads()
     worst = max(float(row["overhead_us"]) for row in rows)
     # The schedule, one for each forward pass, and one more for the first pass of each phase (three).
     allowed = 1 + reads["forwards"] + 3
     passed = worst < BAR_MICROSECONDS and reads["reads_in_calls"] == 0 and reads["reads_in_forwards"] <= allowed
     if arguments.json:
-        print(json.dumps({"declined": rows, "host_reads": reads, "passed": passed}))
+        print(json.dumps({"declined": rows, "guard": guard, "host_reads": reads, "passed": passed}))
         return 0 if passed else 1
     print(f"{'declined call':<32}{'direct us':>12}{'hooked us':>12}{'overhead us':>13}")
     for row in rows:
         print(f"{row['call']:<32}{row['direct_us']:>12.2f}{row['hooked_us']:>12.2f}{row['overhead_us']:>13.2f}")
     print(f"bar: overhead under {BAR_MICROSECONDS:g} us; worst {worst:.2f} us")
     print()
-    print(f"host reads: {reads['reads_in_calls']} in {reads['calls']} accelerated calls (bar: 0);")
+    print(
+        f"guard of one call (40 heads, {guard['keys']:g} keys): {guard['operations']:g} operations, "
+        f"{guard['us']:.0f} us"
+    )
+    print()
+    print(
+        f"host reads: {reads['reads_in_calls']} in {reads['calls']} accelerated calls, {reads['guarded']} of them "
+        "guarded (bar: 0);"
+    )
     print(f"            {reads['reads_in_forwards']} in {reads['forwards']} forward passes (at most {allowed}: the")
     print("            schedule, one per pass, one more for the first pass of each phase)")
     print("passed" if passed else "FAILED")

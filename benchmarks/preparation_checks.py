@@ -75,9 +75,11 @@ _allocate = prep.allocate
 
 def e4m3_steps(a, b):
     """How many representable values lie between two E4M3 byte tensors."""
+
     def rank(x):
         x = x.to(torch.int32)
         return torch.where(x >= 128, 128 - x, x)
+
     return (rank(a) - rank(b)).abs()
 
 

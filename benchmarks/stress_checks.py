@@ -36,6 +36,10 @@ MOST_SCORES = 1 << 25
 FACTOR = 1.1
 #: Relative error of the output's own format, which is all that is left where the arithmetic is exact (one key, say).
 FLOOR = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
+#: Relative error that Hopper's FP8 tensor cores add where V keeps its means: they sum to 13 fraction bits of the
+#: largest addend, and truncate. The specification sums in fp32. An emulation with 13 bits gives the error that was
+#: measured (0.0025 where the specification has 0.0012); residuals are too small to show it.
+ACCUMULATOR = 0.0025
 #: Relative rms error of P (ExpCast's chord and code, or E4M3 alone) and of V's E4M3 residual, and the rms rounding of
 #: an INT8 element of Q or K against its row's rms: of the estimate below, fitted to the specification on 400 cases.
 P_NOISE = {"expcast_wide": 0.027, "exp2": 0.022}
@@ -154,13 +158,16 @@ def estimate(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float | None, p
     return total.sqrt() / o.norm()
 
 
-def allowed(spec: float, guess: float, rows: int, dtype: torch.dtype) -> float:
+def allowed(spec: float, guess: float, rows: int, dtype: torch.dtype, plan: Plan) -> float:
     """Largest relative error of a right backend where the specification's is `spec` and the estimate is `guess`.
 
-    1.1 times the specification's, and not less than the output's own rounding. Kernels take the row maximum over 256
+    1.1 times the specification's (with the accumulator's in quadrature, for a plan without means), and not less than
+    the output's own rounding. Kernels take the row maximum over 256
     keys where the specification takes it over 128, so P is rounded elsewhere: two draws of the same noise, whose means
     over few rows differ. That is the last term; it vanishes as the rows grow (5 standard deviations of what was seen).
     """
+    if not plan.demean:
+        spec = math.hypot(spec, ACCUMULATOR)
     return max(FACTOR * spec, FLOOR[dtype]) + 2.5 * guess / math.sqrt(rows)
 
 
@@ -263,7 +270,7 @@ class Stress:
                 continue
             if not sample:
                 spec = self.measure(case, True)[2].item()
-            limit = allowed(spec, guess, case.rows, case.dtype)
+            limit = allowed(spec, guess, case.rows, case.dtype, PLANS[case.plan])
             # Not `error > limit`: NaN must fail.
             if not error <= limit:
                 self.failures.append(f"{case}: error {error:.5f}, specification {spec:.5f}, allowed {limit:.5f}")

@@ -5,14 +5,18 @@ Standard library only and no relative imports: `install.py` loads this file by i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
-#: Families whose kernels are part of this version of the pack. Empty until the first kernel wheels are released.
-RELEASED: frozenset[str] = frozenset()
+#: The kernel wheels that this version of the pack pins; there is none before the first release.
+WHEELS = Path(__file__).with_name("wheels.json")
 
 OWN_ATTENTION = "ComfyUI's own attention runs"
 CHECKING = "To check results without speed, choose backend = spec on the node."
+INSTALL = "Run the pack's install.py with ComfyUI's Python and restart ComfyUI."
 UPDATE = "Updating the pack (ComfyUI Manager, or git pull) brings them when they are released."
 
 
@@ -60,16 +64,33 @@ def family_of(capability: tuple[int, int] | None) -> Family | None:
     return next((family for family in FAMILIES if capability in family.capabilities), None)
 
 
+@lru_cache(maxsize=4)
+def released(wheels: Path = WHEELS) -> frozenset[str]:
+    """The architectures (`sm_90a`, ...) whose kernels the file `wheels` pins; none when it is missing or damaged."""
+    try:
+        entries = json.loads(wheels.read_text(encoding="utf-8"))["wheels"]
+        return frozenset(str(arch) for entry in entries for arch in entry["archs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return frozenset()
+
+
+def title(name: str, capability: tuple[int, int] | None) -> str:
+    """A card by its name, and its compute capability where it has one."""
+    return f"{name} (compute capability {capability[0]}.{capability[1]})" if capability else name
+
+
 def describe(
     name: str,
     capability: tuple[int, int] | None = None,
     vendor: str = "nvidia",
-    released: Collection[str] = RELEASED,
+    available: Collection[str] | None = None,
+    installed: Collection[str] = (),
 ) -> Verdict:
     """Which path runs on a card today, and why.
 
     name: as its driver calls it. capability: CUDA compute capability, None where there is none. vendor: "nvidia",
-    "amd", "intel", "apple" or "cpu" (no usable GPU). released: families whose kernels are there.
+    "amd", "intel", "apple" or "cpu" (no usable GPU). available: architectures (`sm_90a`, ...) whose kernels are
+    released, those of `released()` if None. installed: architectures whose kernels are here.
     """
     if vendor == "cpu":
         return Verdict(
@@ -79,7 +100,7 @@ def describe(
         return Verdict(
             "vendor", f"{name}: VC-Attention's kernels are for NVIDIA GPUs, so {OWN_ATTENTION} on this card. {CHECKING}"
         )
-    card = f"{name} (compute capability {capability[0]}.{capability[1]})"
+    card = title(name, capability)
     family = family_of(capability)
     if family is None:
         newer = capability > FAMILIES[-1].capabilities[-1]
@@ -94,13 +115,18 @@ def describe(
             f"{card}: this card {family.why_not}, so {OWN_ATTENTION}. {CHECKING}",
             family=family.key,
         )
-    if family.key not in released:
+    arch = f"sm_{capability[0]}{capability[1]}a"
+    kernels = f"the {family.modes} kernels for {family.title}"
+    if arch in installed:
+        return Verdict("ok", f"{card}: {kernels} run on it.", runs=True, family=family.key)
+    if arch in (released() if available is None else available):
         return Verdict(
-            "not_released",
-            f"{card}: the {family.modes} kernels for {family.title} are not released yet, so {OWN_ATTENTION} today. "
-            f"{UPDATE} {CHECKING}",
+            "not_installed",
+            f"{card}: {kernels} are not installed here, so {OWN_ATTENTION}. {INSTALL} {CHECKING}",
             family=family.key,
         )
     return Verdict(
-        "ok", f"{card}: the {family.modes} kernels for {family.title} run on it.", runs=True, family=family.key
+        "not_released",
+        f"{card}: {kernels} are not released yet, so {OWN_ATTENTION} today. {UPDATE} {CHECKING}",
+        family=family.key,
     )

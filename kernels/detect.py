@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+#: Oldest CUDA that a driver must serve for prebuilt kernels to be checked and launched.
+OLDEST_CUDA = (12, 4)
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _PCI_VENDORS = {"0x1002": ("amd", "an AMD GPU"), "0x8086": ("intel", "an Intel GPU")}
 _WINDOWS_DISPLAY_CLASS = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"

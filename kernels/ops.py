@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -11,25 +15,49 @@ from .reasons import Reason, UnsupportedError
 from .registry import supports
 from .spec.attention import attention as spec_attention
 
+# A run has a handful of plans and thousands of calls.
+_decode = lru_cache(maxsize=64)(Plan.decode)
 
-@torch.library.custom_op("vc_attention::attention", mutates_args=())
-def attention_op(
-    q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None, plan: str, scale: float, backend: str
-) -> Tensor:
+
+#: Name of the op: torch.ops.vc_attention.attention.
+OP = "attention"
+_SCHEMA = "(Tensor q, Tensor k, Tensor v, Tensor? labels, str plan, float scale, str backend) -> Tensor"
+_NAMESPACE = "vc_attention"
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None, plan: str, scale: float, backend: str) -> Tensor:
     """See `kernels.attention`; `plan` is `Plan.encode()`."""
-    decoded = Plan.decode(plan)
+    decoded = _decode(plan)
     verdict = supports(q.device, decoded, q.shape[-1], q.dtype, backend)
     if isinstance(verdict, Reason):
         raise UnsupportedError(verdict)
-    if verdict.backend == "cubin":
-        return call.attention(q, k, v, decoded, labels, scale)
+    if verdict.backend != "spec":
+        return call.attention(q, k, v, decoded, labels, scale, verdict.backend)
     return spec_attention(q, k, v, decoded, labels, scale)
 
 
-@attention_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None, plan: str, scale: float, backend: str) -> Tensor:
+def _fake(q: Tensor, k: Tensor, v: Tensor, labels: Tensor | None, plan: str, scale: float, backend: str) -> Tensor:
     b, h, lq, d = q.shape
     return q.new_empty((b, lq, h, d)).transpose(1, 2)
+
+
+def _register() -> tuple[torch.library.Library, Callable[..., Tensor]]:
+    """The op, and the library object that keeps it registered.
+
+    By the dispatcher's own means: the first call of a `torch.library.custom_op` imports torch's compiler, 2 to 5
+    seconds. A second copy of the pack in one process gets a name of its own.
+    """
+    library = torch.library.Library(_NAMESPACE, "FRAGMENT")
+    taken = getattr(torch.ops, _NAMESPACE)
+    numbered = (f"{OP}_{i}" for i in itertools.count(2))
+    name = next(n for n in itertools.chain((OP,), numbered) if not hasattr(taken, n))
+    library.define(name + _SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl(name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{_NAMESPACE}::{name}", _fake, lib=library)
+    return library, getattr(taken, name)
+
+
+_library, attention_op = _register()
 
 
 def attention(

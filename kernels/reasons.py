@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ok:
-    """The request can run. `backend` is the name of the path that will run it."""
+    """The request can run. `backend` is the name of the path that will run it; `note` says why better ones do not."""
 
     backend: str
+    note: str = ""
 
     def __bool__(self) -> bool:
         return True

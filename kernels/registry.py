@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from .cards import Verdict, describe
+from .cards import OWN_ATTENTION, Verdict, describe
 from .launch import call
+from .launch.chain import Attempt
+from .launch.compile import Progress
 from .plan import Plan
 from .reasons import Ok, Reason
 
 BACKENDS = ("cubin", "cute", "spec")
+_NOTHING_THERE = ("no_kernels", "no_compiler", "no_folder")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -24,26 +27,36 @@ class BackendStatus:
     reason: str
 
 
-def backends() -> list[BackendStatus]:
-    """Every backend in the order in which "auto" tries them."""
-    return [
-        _cubin_status(),
-        BackendStatus("cute", False, "This version of VC-Attention does not compile kernels while ComfyUI runs."),
-        BackendStatus(
-            "spec", True, "The specification in plain torch: runs anywhere, for checking only, never chosen by itself."
-        ),
-    ]
+def backends(device: torch.device | str | None = None, self_test: bool = False) -> list[BackendStatus]:
+    """Everything that can run attention on `device` (torch's current one if None), in the order "auto" tries it.
 
-
-def _cubin_status() -> BackendStatus:
+    Each set of kernels has a row: "cubin" once for each place that has some, "cute", "spec". self_test: load and test
+    the kernels now; else this loads, tests and compiles nothing, and tells what earlier tests said.
+    """
+    spec = BackendStatus(
+        "spec", True, "The specification in plain torch: runs anywhere, for checking only, never chosen by itself."
+    )
     if not torch.cuda.is_available() or torch.version.hip is not None:
-        return BackendStatus("cubin", False, "The prebuilt kernels need an NVIDIA card, and torch sees none here.")
-    device = torch.device("cuda", torch.cuda.current_device())
-    kernels = call.kernels_for(device)
-    if isinstance(kernels, Reason):
-        return BackendStatus("cubin", False, kernels.text)
-    name = torch.cuda.get_device_name(device)
-    return BackendStatus("cubin", True, f"{len(kernels.manifest.kernels)} prebuilt kernels for {name}.")
+        why = "VC-Attention's kernels need an NVIDIA card, and torch sees none here."
+        return [BackendStatus("cubin", False, why), BackendStatus("cute", False, why), spec]
+    device = torch.device("cuda" if device is None else device)
+    rows = [_status(attempt) for attempt in call.attempts(device, self_test)]
+    names = {row.name for row in rows}
+    for name in ("cute", "cubin"):
+        if name not in names:
+            card = torch.cuda.get_device_name(device)
+            rows.insert(0, BackendStatus(name, False, f"No kernels for {card} are installed."))
+    return [*rows, spec]
+
+
+def _status(attempt: Attempt) -> BackendStatus:
+    """One row: what it is, and why it is not there or what its self-test said."""
+    what = attempt.what[0].upper() + attempt.what[1:]
+    if attempt.reason is not None:
+        return BackendStatus(attempt.backend, False, f"{what}: {attempt.reason.text}")
+    if not attempt.count:
+        return BackendStatus(attempt.backend, False, f"{what}: not yet; that happens at their first use.")
+    return BackendStatus(attempt.backend, True, f"{what}: {attempt.count} kernels. {attempt.tested}".rstrip())
 
 
 def supports(
@@ -52,8 +65,14 @@ def supports(
     head_dim: int = 128,
     dtype: torch.dtype = torch.bfloat16,
     backend: str = "auto",
+    progress: Progress | None = None,
 ) -> Ok | Reason:
-    """Whether `backend` ("auto", or a name of `backends()`) can run `plan` on `device` for this head_dim and dtype."""
+    """Whether `backend` ("auto", or a name of `backends()`) can run `plan` on `device` for this head_dim and dtype.
+
+    The first question about a card finds its kernels, loads and tests them (about a second), and compiles them first
+    where there are none and nvidia-cutlass-dsl is installed (a minute or two). progress: called meanwhile with (done,
+    total, name); what it raises stops the compiler and passes through.
+    """
     if backend not in ("auto", *BACKENDS):
         return Reason("backend", f"There is no backend called {backend!r}; choose auto, {', '.join(BACKENDS)}.")
     if dtype not in _DTYPES:
@@ -65,20 +84,23 @@ def supports(
     if backend == "spec":
         return Ok("spec")
     device = torch.device(device)
-    if device.type == "cuda" and torch.version.hip is None and backend in ("auto", "cubin"):
-        refusal = call.refusal(device, plan, head_dim, dtype)
+    if device.type != "cuda" or torch.version.hip is not None:
+        return Reason("no_kernel", describe_device(device).text)
+    chosen = call.choose(device, backend, progress=progress)
+    if not isinstance(chosen, Reason):
+        refusal = call.lacks(chosen.kernels, plan, head_dim, dtype)
         if refusal is None:
-            return Ok("cubin")
-        if refusal.code == "head_dim":
-            return refusal
-        if refusal.code not in ("no_kernels", "no_kernel"):
-            # Damaged or foreign files, an old driver, another plan: to the caller there is no kernel, and this is why.
-            return Reason("no_kernel", refusal.text)
-    card = describe_device(device)
-    if backend == "auto":
-        return Reason("no_kernel", card.text)
-    status = next(b for b in backends() if b.name == backend)
-    return Reason("no_kernel", f"{status.reason} {card.text}")
+            return Ok(chosen.backend, " ".join(reason.text for reason in chosen.skipped))
+        return Reason("head_dim" if refusal.code == "head_dim" else "no_kernel", _instead(refusal))
+    if chosen.code in _NOTHING_THERE:
+        # The card table says what this card would need; a backend that was asked for by name adds its own reason.
+        card = describe_device(device).text
+        return Reason("no_kernel", card if backend == "auto" else f"{chosen.text} {card}")
+    return Reason("no_kernel", _instead(chosen))
+
+
+def _instead(reason: Reason) -> str:
+    return f"{reason.text.rstrip('. ')}. {OWN_ATTENTION}."
 
 
 def describe_device(device: torch.device) -> Verdict:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import attention, group
-from . import host
+from . import host, watch
 from .call import Call
 from .forward import Forward
+from .guard import guard
 from .schedule import GROUP, PLAIN, REUSE
 from .session import Route, Session
 from .state import Key
@@ -30,6 +31,7 @@ def accelerate(session: Session, forward: Forward, call: Call, route: Route) -> 
     given = q.dtype
     q, k, v = (t if t.dtype == route.dtype else t.to(route.dtype) for t in (q, k, v))
     key = forward.key(call)
+    watch.before(forward, key.layer, call, route)
     branches = forward.branches_of(call)
     labels: Tensor | None = None
     built = reused = 0
@@ -42,6 +44,7 @@ def accelerate(session: Session, forward: Forward, call: Call, route: Route) -> 
     out = attention(q, k, v, plan, labels, call.keywords.get("scale"), session.options.backend)
     out = out if out.dtype == given else out.to(given)
     _watch(session, out)
+    guard(session, forward, call, key, route, (q, k, v, out))
     count = 1 if branches is None else len(branches)
     with session.lock:
         stats = session.stats
@@ -50,7 +53,7 @@ def accelerate(session: Session, forward: Forward, call: Call, route: Route) -> 
         stats.reused += reused
         stats.plain += count - built - reused
         stats.engine = stats.engine or f"{_name(route)} on {route.backend}"
-    if session.observers:
+    if session.observers or forward.watchers:
         _observe(session, forward, call, key, plan, route, (q, k, v, out), built, reused)
     return call.output(out)
 
@@ -114,6 +117,9 @@ def _observe(session, forward, call, key, plan, route, tensors, built, reused) -
         plan=plan,
         backend=route.backend,
         branches=forward.branches,
+        scale=call.keywords.get("scale"),
+        sigma=forward.sigma,
     )
     for observer in tuple(session.observers):
         observer(record, *tensors)
+    watch.after(forward, record, *tensors)

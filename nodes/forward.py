@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .call import Call
 from .schedule import Position
-from .state import Key
+from .state import Key, Layer
 
 if TYPE_CHECKING:
+    from .guard import Check
     from .session import Session
+    from .watch import Watcher
 
 
 class Forward:
@@ -20,19 +22,24 @@ class Forward:
 
     window: the context window's frame indices. layout: the token layout that came with the pass (MiniMax-H3 before
     0.38; later cores put it into transformer_options). nested: another node's hook, which may end in ours again, is
-    running. Used by one thread.
+    running. checks: what the numeric guard has queued in this pass. sigma: the noise level. watchers: what other nodes
+    added to this model (`watch`), and `kept`: what each holds until the pass ends. Used by one thread.
     """
 
     __slots__ = (
         "_layout_seen",
         "_scope",
         "branches",
+        "checks",
         "device",
+        "kept",
         "layout",
         "nested",
         "ordinals",
         "position",
         "session",
+        "sigma",
+        "watchers",
         "window",
     )
 
@@ -44,6 +51,8 @@ class Forward:
         branches: tuple[str, ...] = (),
         window: Hashable = None,
         layout: Any = None,
+        sigma: float | None = None,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self.session = session
         self.position = position
@@ -53,6 +62,10 @@ class Forward:
         self.layout = layout
         self.nested = False
         self.ordinals: dict[Hashable, int] = {}
+        self.checks: list[Check] = []
+        self.sigma = sigma
+        self.watchers = watchers
+        self.kept: dict[Watcher, list[Any]] = {}
         self._layout_seen: Any = None
         self._scope: Hashable = window
 
@@ -67,11 +80,21 @@ class Forward:
 
     def key(self, call: Call) -> Key:
         """A key for `call` without its branch, counting the call among its equals in this pass."""
-        options = call.options
-        block = (options.get("block_type"), options.get("block_index"), call.lq, call.lkv, call.heads)
+        block = self._block(call)
         ordinal = self.ordinals.get(block, 0)
         self.ordinals[block] = ordinal + 1
-        return Key(block[0], block[1], ordinal, None, self.scope(options), call.lq, call.lkv, call.heads, call.q.device)
+        scope = self.scope(call.options)
+        return Key(block[0], block[1], ordinal, None, scope, call.lq, call.lkv, call.heads, call.q.device)
+
+    def layer(self, call: Call) -> Layer:
+        """The layer of a call that has not been counted yet."""
+        block = self._block(call)
+        return Layer(block[0], block[1], self.ordinals.get(block, 0))
+
+    @staticmethod
+    def _block(call: Call) -> tuple[Hashable, ...]:
+        options = call.options
+        return options.get("block_type"), options.get("block_index"), call.lq, call.lkv, call.heads
 
     def scope(self, options: dict[str, Any]) -> Hashable:
         """Context window and token layout: groupings of one are of no use in another."""

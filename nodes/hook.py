@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from ..kernels import Reason
-from . import host
+from . import host, watch
 from .call import Call, read_call
 from .eligibility import ineligible
 from .engine import accelerate
 from .families import family_of
 from .forward import Forward
-from .messages import NO_BLOCK_NUMBERS, chained, non_finite
+from .guard import judge
+from .messages import NO_BLOCK_NUMBERS, REASONS, chained, non_finite
 from .options import PatchOptions
 from .session import Route, Session
 
@@ -96,10 +97,14 @@ def _apply_model_wrapper(session: Session) -> Callable[..., Any]:
         options[host.RECORD] = forward
         try:
             out = executor(*args, **kwargs)
-            if _spoiled(session, forward) and kwargs.get("control", args[4] if len(args) > 4 else None) is None:
-                # A ControlNet's residuals are used up by the first pass; without one, the step can be saved.
-                session.fail(ArithmeticError(non_finite(forward.position.step, True)))
-                out = executor(*args, **kwargs)
+            watch.end_pass(forward)
+            # A ControlNet's residuals are used up by the first pass; without one, the step can be saved.
+            repeatable = kwargs.get("control", args[4] if len(args) > 4 else None) is None
+            problem = judge(session, forward, repeatable)
+            if problem is not None:
+                session.fail(problem)
+                if repeatable:
+                    out = executor(*args, **kwargs)
         finally:
             for name in (host.RECORD, host.OVERRIDE):
                 options.pop(name, None)
@@ -139,6 +144,8 @@ def _plan(
         tuple(map(str, options.get("uuids") or ())),
         None if window is None else tuple(window.index_list),
         payload.get("layout") if isinstance(payload, dict) else None,
+        sigma,
+        options.get(host.WATCHERS, ()),
     )
 
 
@@ -148,18 +155,6 @@ def _read(sigma: Tensor | None, watched: Tensor | None) -> tuple[float | None, f
         first, second = torch.stack((sigma.float(), watched)).tolist()
         return first, second
     return None if sigma is None else float(sigma), None if watched is None else float(watched)
-
-
-def _spoiled(session: Session, forward: Forward) -> bool:
-    """Whether the first pass of its kind on this device gave NaN or infinity: one more wait, twice or so a run."""
-    kind = (forward.device, forward.phase)
-    if kind in session.checked or session.broken is not None:
-        return False
-    largest = session.watch.get(forward.device)
-    if largest is None:
-        return False
-    session.checked.add(kind)
-    return not math.isfinite(session.watch.pop(forward.device).item())
 
 
 def _device(args: tuple[Any, ...]) -> torch.device:
@@ -254,6 +249,10 @@ def _verdict(session: Session, forward: Forward | None, call: Call | None, behin
         session.decline(reason, 1 if forward is None else len(forward.branches))
         return None
     if call is None:
+        return None
+    if forward is not None and watch.keeps_16_bit(forward, call):
+        forward.key(call)  # it counts among its equals: the next one must not take its number
+        session.decline(REASONS["budget"], len(forward.branches))
         return None
     if behind is not None:
         session.note(behind)

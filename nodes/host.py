@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from .messages import compiling
 
 log = logging.getLogger("vc_attention")
 
@@ -21,6 +26,7 @@ ON_DETACH = "on_detach_after"
 #: Keys in `transformer_options`.
 OVERRIDE = "optimized_attention_override"
 RECORD = "vc_attention"
+WATCHERS = "vc_attention_watchers"
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -60,6 +66,82 @@ def default_attention() -> Callable[..., Any]:
     from comfy.ldm.modules.attention import optimized_attention
 
     return optimized_attention
+
+
+def prompt_id() -> str | None:
+    """The prompt that is being executed, or None outside of one."""
+    ask = getattr(sys.modules.get("comfy_execution.utils"), "get_executing_context", None)
+    context = None if ask is None else ask()
+    return None if context is None else context.prompt_id
+
+
+def output_folder() -> Path:
+    """ComfyUI's output folder. It may not exist yet."""
+    import folder_paths
+
+    return Path(folder_paths.get_output_directory())
+
+
+def numbered_file(prefix: str) -> tuple[Path, str, int]:
+    """(folder, name, number) for the next file of `prefix` in the output folder, by ComfyUI's own rules.
+
+    Makes the folder. Raises what ComfyUI raises: a prefix that leaves the output folder, a folder that is not allowed.
+    """
+    import folder_paths
+
+    folder, name, number, _, _ = folder_paths.get_save_image_path(prefix, str(output_folder()))
+    return Path(folder), name, number
+
+
+@functools.cache
+def pack_version() -> str:
+    """The pack's version, as pyproject.toml states it."""
+    try:
+        text = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    found = re.search(r'^version = "([^"]+)"', text, re.M)
+    return found[1] if found else "unknown"
+
+
+def user_folder() -> Path | None:
+    """The pack's own folder inside ComfyUI's user folder; None outside ComfyUI. Nothing is made here."""
+    paths = sys.modules.get("folder_paths")
+    try:
+        return None if paths is None else Path(paths.get_user_directory()) / "vc_attention"
+    except (AttributeError, TypeError):
+        return None
+
+
+def progress(node_id: str | None) -> Callable[[int, int, str], None]:
+    """Shows how far the compiling of kernels is, on the node and its bar, and lets Cancel through.
+
+    Called as (kernels done, kernels altogether, what is at work), several times a second.
+    """
+    bar: Any = None
+    shown = ""
+
+    def report(done: int, total: int, name: str) -> None:
+        nonlocal bar, shown
+        interrupt = getattr(
+            sys.modules.get("comfy.model_management"), "throw_exception_if_processing_interrupted", None
+        )
+        if interrupt is not None:
+            interrupt()
+        text = compiling(done, total, name)
+        if text == shown:
+            return
+        if not shown:
+            log.info("VC-Attention: %s", text)
+        shown = text
+        show_text(text, node_id)
+        if bar is None and total:
+            kind = getattr(sys.modules.get("comfy.utils"), "ProgressBar", None)
+            bar = None if kind is None else kind(total)
+        if bar is not None:
+            bar.update_absolute(done, total)
+
+    return report
 
 
 def show_text(text: str, node_id: str | None) -> None:

@@ -34,8 +34,18 @@ REASONS: dict[str, Reason] = {
         Reason("capture", "ComfyUI is recording a CUDA graph, which would freeze the grouping, so its own ran."),
         Reason("step_range", "This step lies outside start_percent to end_percent, so it ran in 16 bit as you asked."),
         Reason("dense_block", "This block is listed in dense_blocks, so it ran in 16 bit as you asked."),
+        Reason(
+            "budget",
+            "This layer's measured quality was below the budget of VC-Attention Quality, in this run or in the profile "
+            "that is loaded, so it ran in 16 bit.",
+        ),
         Reason("no_kernel", "There is no VC-Attention kernel for this device, so ComfyUI's own attention ran."),
         Reason("memory", "VC-Attention ran out of memory, freed what it held, and ComfyUI's own attention took over."),
+        Reason(
+            "guard",
+            "The result of VC-Attention did not agree with exact attention, so ComfyUI's own attention runs for the "
+            "rest of this run.",
+        ),
         Reason("error", "VC-Attention met a problem, and ComfyUI's own attention took over for the rest of this run."),
     )
 }
@@ -55,8 +65,10 @@ SHORT: dict[str, str] = {
     "capture": "CUDA graph",
     "step_range": "outside start/end percent",
     "dense_block": "dense_blocks",
+    "budget": "below the quality budget",
     "no_kernel": "no kernel for this device",
     "memory": "out of memory",
+    "guard": "failed the numeric check",
     "error": "problem, see the log",
 }
 
@@ -108,10 +120,96 @@ NOT_KEPT = (
 )
 DEGRADED = "4-bit has no kernel for this device, so 8-bit runs instead."
 
+#: On the nodes that look at a run.
+NO_PATCH = (
+    "VC-Attention is not on this model, so there is nothing to look at: put this node behind VC-Attention Patch (with "
+    "precision other than off), between it and the sampler. The model passes through unchanged."
+)
+QUALITY_READY = "VC-Attention Quality is ready; the numbers come while the sampler runs."
+NOTHING_MEASURED = (
+    "Nothing was measured: VC-Attention accelerated no attention call of the chosen layers and steps. The text on "
+    "VC-Attention Patch says why calls were declined."
+)
+NO_QUALITY = (
+    "There is nothing to report: connect the model that comes out of VC-Attention Quality, and a latent that comes out "
+    "of its sampler."
+)
+NO_RUN = "VC-Attention Quality has not seen a run yet: connect a latent that comes out of its sampler."
+PROFILE_OTHER_PLAN = (
+    "The profile was measured with another precision or quality than this run's; its layers stay in 16 bit all the "
+    "same. Measure again to be sure of the others."
+)
+CAPTURE_READY = "VC-Attention Capture is ready; the file is written while the sampler runs."
+
+
+def not_measured(problem: str) -> str:
+    """Measuring met a problem."""
+    return (
+        f"Measuring stopped in the middle of this run ({problem}); the run itself went on. The numbers below are those "
+        "from before."
+    )
+
+
+def profile_not_for(profile: str, model: str) -> str:
+    """The profile is of another model: a word for what it has, and what this model has."""
+    return f"The profile is for a model with {profile}, and this one has {model}, so the run goes on without it."
+
+
+def profile_loaded(name: str, dense: int, layers: int) -> str:
+    """What a loaded profile decides."""
+    return f"Profile {name}: {dense} of {layers} layers stay in 16 bit."
+
+
+def profile_saved(name: str, dense: int, layers: int) -> str:
+    """A profile was saved."""
+    return (
+        f"Saved as profile {name} ({dense} of {layers} layers in 16 bit). To use it, write that name into the profile "
+        "widget of VC-Attention Quality."
+    )
+
+
+def captured(file: str, layer: str, step: int, heads: int, of_heads: int, clips: int, of_clips: int) -> str:
+    """A call was captured into `file`, a path below the output folder. step: from 1."""
+    part = f"{heads} of {of_heads} heads" + ("" if clips == of_clips else f", {clips} of {of_clips} clips of the batch")
+    return f"Saved {layer}, step {step} ({part}) to {file} in the output folder. Try: python3 run.py replay FILE"
+
+
+def not_captured(layer: str, step: int) -> str:
+    """The chosen call did not come."""
+    return (
+        f"Nothing was captured: VC-Attention accelerated no attention call of layer {layer} at step {step} of this "
+        "run. Choose another layer or step, or see on VC-Attention Patch why calls were declined."
+    )
+
+
+def too_small(needed_mb: int, max_mb: int) -> str:
+    """max_mb does not hold one head of one clip."""
+    return (
+        f"Nothing was captured: one head of this call needs {needed_mb} MB, and max_mb is {max_mb}. Raise max_mb to "
+        f"{needed_mb} or more."
+    )
+
+
+def capture_failed(why: str) -> str:
+    """The file could not be written, or memory was short."""
+    return f"Nothing was captured ({why}); the run went on. Free some space or memory, or lower max_mb."
+
 
 def chained(name: str) -> str:
     """Another node's hook was found in the slot."""
     return f"Another attention hook ({name}) is on this model; it runs only for the calls that VC-Attention declines."
+
+
+def compiling(done: int, total: int, name: str) -> str:
+    """Kernels are being compiled on this machine."""
+    if not total:
+        return f"VC-Attention compiles its kernels for this card, once, which takes a minute or two: {name}."
+    return f"VC-Attention compiles its kernels for this card, once: {done + 1} of {total} ({name})."
+
+
+def ready(backend: str, note: str) -> str:
+    """The node can run what was chosen. note: why better kernels are not used."""
+    return f"VC-Attention is ready ({backend}).{f' {note}' if note else ''}"
 
 
 def failed(error: BaseException) -> str:
@@ -130,14 +228,41 @@ def stopped(error: BaseException) -> str:
     )
 
 
-def non_finite(step: int, repeated: bool) -> str:
-    """The low-bit path gave NaN or infinity at `step`."""
+#: Phase of a step -> how the numeric guard names it.
+_PHASES = {"group": "tokens grouped", "reuse": "groups reused", "plain": "no groups"}
+
+
+def disagreement(layer: str, step: int, phase: str, found: float, least: float) -> str:
+    """What the numeric guard found in `layer`: an agreement below `least`."""
+    return (
+        f"VC-Attention's result did not agree with exact attention in {layer} at step {step + 1} "
+        f"({_PHASES.get(phase, phase)}): agreement {found:.3f}, at least {least:g} is expected"
+    )
+
+
+def disagreed(finding: str, failing: int, checked: int, repeated: bool, dense: str) -> str:
+    """The whole text of a `finding`: `failing` of `checked` calls of one pass disagree.
+
+    repeated: the step was computed again. dense: the block as dense_blocks takes it, or empty.
+    """
+    others = f" ({failing} of {checked} calls disagree)" if failing > 1 else ""
+    step = "this step was computed again" if repeated else "this step stays as it is and may be damaged"
+    keep = f"add {dense} to dense_blocks, which leaves that block in 16 bit, or " if dense and failing == 1 else ""
+    return (
+        f"{finding}{others}. ComfyUI's own attention runs for the rest of this run; {step}. Please report this line "
+        f"with the output of 'python3 run.py doctor'; until then {keep}set precision to off."
+    )
+
+
+def non_finite(step: int, repeated: bool, layer: str = "") -> str:
+    """The low-bit path gave NaN or infinity at `step`, in `layer` where that is known."""
+    where = f" in {layer}" if layer else ""
     rescue = (
         "the step was computed again"
         if repeated
         else "the clip may be damaged: run it again with precision off to compare"
     )
-    return f"attention gave numbers that are not finite at step {step + 1}; {rescue}"
+    return f"attention gave numbers that are not finite at step {step + 1}{where}; {rescue}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -32,8 +32,8 @@ _BLOCK = re.compile(r"(?:([A-Za-z_]\w*)\s*:\s*)?(\d{1,5})(?:\s*-\s*(\d{1,5}))?")
 
 
 @dataclass(frozen=True)
-class DenseBlocks:
-    """Blocks that stay in 16 bit: `any_type` by number alone, `typed` by (block type, number)."""
+class BlockList:
+    """Blocks that a creator listed: `any_type` by number alone, `typed` by (block type, number)."""
 
     any_type: frozenset[int] = frozenset()
     typed: frozenset[tuple[str, int]] = frozenset()
@@ -45,8 +45,8 @@ class DenseBlocks:
         return block[1] in self.any_type or block in self.typed
 
 
-def parse_dense_blocks(text: str) -> DenseBlocks:
-    """Read a list such as "0-2, 38, single:3, double:0-1".
+def parse_blocks(text: str, name: str = "dense_blocks") -> BlockList:
+    """Read a list such as "0-2, 38, single:3, double:0-1". name: of the widget, for the sentence.
 
     A number or a range names blocks of every type; a type before a colon ("double", "single") narrows it.
     Raises ValueError with a sentence for the creator.
@@ -57,21 +57,29 @@ def parse_dense_blocks(text: str) -> DenseBlocks:
         match = _BLOCK.fullmatch(item)
         if match is None:
             raise ValueError(
-                f"dense_blocks does not understand {item!r}: write block numbers and ranges separated by commas, such "
+                f"{name} does not understand {item!r}: write block numbers and ranges separated by commas, such "
                 "as 0-2, 38, single:3, or leave it empty."
             )
         kind, first = match[1], int(match[2])
         last = first if match[3] is None else int(match[3])
         if last < first or last > MAX_BLOCK:
             raise ValueError(
-                f"dense_blocks has the range {item!r}: it must count upwards, to {MAX_BLOCK} at most. Write it as "
+                f"{name} has the range {item!r}: it must count upwards, to {MAX_BLOCK} at most. Write it as "
                 f"{min(first, last)}-{min(max(first, last), MAX_BLOCK)}."
             )
         if kind is None:
             any_type.update(range(first, last + 1))
         else:
             typed.update((kind, i) for i in range(first, last + 1))
-    return DenseBlocks(frozenset(any_type), frozenset(typed))
+    return BlockList(frozenset(any_type), frozenset(typed))
+
+
+def parse_steps(text: str, name: str = "steps") -> frozenset[int]:
+    """Read a list of steps such as "1-4, 10", counted from 1. Raises ValueError with a sentence for the creator."""
+    blocks = parse_blocks(text, name)
+    if blocks.typed or 0 in blocks.any_type:
+        raise ValueError(f"{name} takes steps, counted from 1, and ranges of them, such as 1-4, 10.")
+    return blocks.any_type
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ class PatchOptions:
     on_problem: str = "fall back"
     backend: str = "auto"
     plan: Plan | None = None
-    blocks: DenseBlocks = field(init=False, repr=False, compare=False)
+    blocks: BlockList = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -121,7 +129,7 @@ class PatchOptions:
                 f"start_percent ({self.start_percent}) lies after end_percent ({self.end_percent}), so low-bit "
                 "attention would never run. Swap them, or set precision to off."
             )
-        object.__setattr__(self, "blocks", parse_dense_blocks(self.dense_blocks))
+        object.__setattr__(self, "blocks", parse_blocks(self.dense_blocks))
 
     @property
     def enabled(self) -> bool:

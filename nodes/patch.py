@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import ComfyExtension, io
+from comfy_api.latest import io
 
-from ..kernels import Ok, supports
+from ..kernels import Ok, set_folder, supports
 from . import host
 from .hook import attach, session_of
-from .messages import DEGRADED, DESCRIPTION, DISPLAY_NAME, OFF, TOOLTIPS
+from .messages import DEGRADED, DESCRIPTION, DISPLAY_NAME, OFF, TOOLTIPS, ready
 from .options import (
     BACKENDS,
     GROUPINGS,
@@ -22,7 +22,7 @@ from .options import (
     PRECISIONS,
     QUALITIES,
     PatchOptions,
-    parse_dense_blocks,
+    parse_blocks,
 )
 from .schema import known
 
@@ -99,7 +99,7 @@ class VCAttentionPatch(io.ComfyNode):
     def validate_inputs(cls, dense_blocks: str = "") -> bool | str:
         """Say what is wrong with dense_blocks before anything runs; ComfyUI checks the other widgets itself."""
         try:
-            parse_dense_blocks(dense_blocks)
+            parse_blocks(dense_blocks)
         except ValueError as error:
             return str(error)
         return True
@@ -109,27 +109,21 @@ class VCAttentionPatch(io.ComfyNode):
         """Patch a clone of `model`; the node says at once when this machine cannot run what was chosen."""
         options = PatchOptions(**values)
         node_id = getattr(cls.hidden, "unique_id", None)
+        set_folder(host.user_folder())
         patched = attach(model, options, None if node_id is None else str(node_id))
-        host.show_text(_first_words(patched, options), node_id)
+        host.show_text(_first_words(patched, options, node_id), node_id)
         return io.NodeOutput(patched)
 
 
-def _first_words(patched: Any, options: PatchOptions) -> str:
-    """What the node says before the first run."""
+def _first_words(patched: Any, options: PatchOptions, node_id: str | None) -> str:
+    """What the node says before the first run. Kernels are loaded and tested, and compiled if need be, here."""
     if session_of(patched) is None:
         return OFF
     device = getattr(patched, "load_device", torch.device("cpu"))
     plans = options.plans()
-    verdicts = [supports(device, plan, backend=options.backend) for plan in plans]
+    progress = host.progress(node_id)
+    verdicts = [supports(device, plan, backend=options.backend, progress=progress) for plan in plans]
     for index, verdict in enumerate(verdicts):
         if isinstance(verdict, Ok):
-            return f"VC-Attention is ready ({verdict.backend})." if index == 0 else DEGRADED
+            return ready(verdict.backend, verdict.note) if index == 0 else DEGRADED
     return str(verdicts[0])
-
-
-class VCAttentionExtension(ComfyExtension):
-    """The pack's nodes, as ComfyUI asks for them."""
-
-    async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        """All nodes of the pack."""
-        return [VCAttentionPatch]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from ..kernels import Ok, Plan, Reason, supports
 from . import host
 from .call import Call
+from .guard import GuardError
 from .messages import DEGRADED, REASONS, failed, non_finite, stopped
 from .options import PatchOptions
 from .schedule import NOWHERE, Position, Schedule
@@ -53,7 +54,8 @@ class Session:
         self.broken: Reason | None = None
         #: Largest sampled |output| of each device since it was last read: NaN or infinity shows up here.
         self.watch: dict[torch.device, Tensor] = {}
-        self.checked: set[tuple[torch.device, str]] = set()
+        #: Kinds of calls (device, phase, shapes) that the numeric guard has judged in this run.
+        self.checked: set[Hashable] = set()
         #: Our overrides with another hook chained behind, made on first use.
         self.chains: deque[Callable[..., Any]] = deque(maxlen=HISTORY)
         self.lock = threading.RLock()
@@ -157,12 +159,15 @@ class Session:
 
     def _find_route(self, device: torch.device, head_dim: int, dtype: torch.dtype) -> Route | Reason:
         refusals: list[Reason] = []
+        progress = host.progress(self.node_id)
         plans = self.options.plans()
         for plan in plans:
             # fp32 goes to the kernel as it is where there is one for it, and as bf16, with fp32's range, elsewhere.
             for number in (dtype, torch.bfloat16) if dtype == torch.float32 else (dtype,):
-                verdict = supports(device, plan, head_dim, number, self.options.backend)
+                verdict = supports(device, plan, head_dim, number, self.options.backend, progress)
                 if isinstance(verdict, Ok):
+                    if verdict.note:
+                        self.note(verdict.note)
                     if plan is not plans[0]:
                         self.note(DEGRADED)
                     return Route(plan, number, verdict.backend)
@@ -201,9 +206,13 @@ class Session:
                 raise error
             raise RuntimeError(stopped(error)) from error
         with self.lock:
-            first, self.broken = self.broken is None, REASONS["memory" if out_of_memory else "error"]
+            code = "memory" if out_of_memory else "guard" if isinstance(error, GuardError) else "error"
+            first, self.broken = self.broken is None, REASONS[code]
         if first:
-            sentence = REASONS["memory"].text if out_of_memory else failed(error)
+            if isinstance(error, GuardError):
+                sentence = error.sentence
+            else:
+                sentence = REASONS["memory"].text if out_of_memory else failed(error)
             self._logged.add(self.broken.code)
             self.note(sentence)
             host.log.debug("VC-Attention: the problem in full", exc_info=error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,28 @@ from ..kernels import Labels
 
 #: Free memory that must remain after keeping a grouping: the sampler's own needs come first.
 RESERVE_BYTES = 256 << 20
+
+
+class Layer(NamedTuple):
+    """One attention layer of the model, whatever the size of the clip. ordinal: as in `Key`."""
+
+    block_type: Hashable
+    block_index: Hashable
+    ordinal: int
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the model says which block this is; older cores do not, for some models."""
+        return self.block_index is not None
+
+    @property
+    def name(self) -> str:
+        """The layer in words; a numbered block as the widgets take it."""
+        if self.block_index is None:
+            return f"self-attention call {self.ordinal + 1} of the pass"
+        kind = "" if self.block_type is None else f"{self.block_type}:"
+        again = f" (its call {self.ordinal + 1})" if self.ordinal else ""
+        return f"block {kind}{self.block_index}{again}"
 
 
 @dataclass(frozen=True)
@@ -33,6 +56,11 @@ class Key:
     lkv: int
     heads: int
     device: torch.device
+
+    @property
+    def layer(self) -> Layer:
+        """The layer that this call belongs to."""
+        return Layer(self.block_type, self.block_index, self.ordinal)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..kernels import Plan
 from .messages import NO_CALLS, NOT_KEPT, SHORT
+from .state import Layer
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class CallRecord:
 
     phase: "group" (groups were computed for at least one branch), "reuse" or "plain". ordinal: which call of its block
     with these lengths. plan: the arithmetic that ran. branches: uuids of the conditionings in the batch.
+    scale: of the scores, None for 1 / sqrt(head_dim). sigma: the pass's noise level.
     """
 
     step: int
@@ -30,6 +32,13 @@ class CallRecord:
     plan: Plan
     backend: str
     branches: tuple[str, ...]
+    scale: float | None = None
+    sigma: float | None = None
+
+    @property
+    def layer(self) -> Layer:
+        """The layer that this call belongs to."""
+        return Layer(self.block_type, self.block_index, self.ordinal)
 
 
 @dataclass

@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("__init__.py", "pyproject.toml", "kernels", "nodes", "tools", "tests", "workflows", "locales", "web")
+COPIED = (
+    *("__init__.py", "install.py", "pyproject.toml"),
+    *("kernels", "nodes", "tools", "tests", "benchmarks", "workflows", "locales", "web"),
+)
 
 CALLS = "tests/comfy/test_calls.py"
 RUNS = "tests/comfy/test_runs.py"
@@ -28,6 +31,13 @@ OVERRIDES = "tests/comfy/test_overrides.py"
 FAMILIES = "tests/comfy/test_families.py"
 VALUES = "tests/known_failures/test_values.py"
 LAYOUT = "tests/known_failures/test_layout.py"
+GUARD = ("tests/nodes/test_guard.py", "tests/comfy/test_guard.py")
+STATISTIC = ("tests/kernels/test_guard.py",)
+INSTALL = "tests/tools/test_install.py"
+NETWORK = "tests/tools/test_install_network.py"
+DISK = "tests/tools/test_install_disk.py"
+ARCHIVE = "tests/tools/test_install_archive.py"
+WINDOWS = "tests/tools/test_install_windows.py"
 
 
 class Mutant(NamedTuple):
@@ -207,7 +217,7 @@ MUTANTS = (
     ),
     Mutant(
         "override fights", "an older hook of ours steps aside", "nodes/hook.py",
-        *("    forward.nested = True\n", ""), (OVERRIDES, "tests/nodes/test_hook.py"),
+        *("    forward.nested = True\n", ""), (OVERRIDES, "tests/nodes/test_hook_slot.py"),
     ),
     Mutant(
         "override fights", "a call without the pass's record is left alone", "nodes/eligibility.py",
@@ -236,12 +246,57 @@ MUTANTS = (
         *("        session.fail(error)\n    reason", "        raise\n    reason"), (MEMORY,),
     ),
     Mutant(
+        "wrong but finite", "the first pass of a phase is judged", "nodes/hook.py",
+        *("problem = judge(session, forward, repeatable)", "problem = None"), GUARD,
+    ),
+    Mutant(
+        "wrong but finite", "every phase is looked at", "nodes/guard.py",
+        *("kind = (forward.device, forward.phase,", "kind = (forward.device,"), GUARD,
+    ),
+    Mutant(
+        "wrong but finite", "every shape is looked at", "nodes/guard.py",
+        *("forward.phase, q.dtype, q.shape, k.shape[2])", "forward.phase)"), ("tests/nodes/test_guard.py",),
+    ),
+    Mutant(
+        "wrong but finite", "a refused pass is computed again", "nodes/hook.py",
+        *("                if repeatable:", "                if False:"), GUARD,
+    ),
+    Mutant(
+        "wrong but finite", "a refusal counts under a ControlNet, too", "nodes/hook.py",
+        *("if problem is not None:", "if problem is not None and repeatable:"), ("tests/nodes/test_guard.py",),
+    ),
+    Mutant(
+        "wrong but finite", "another head in each layer", "nodes/guard.py",
+        *("turn = len(forward.checks) + len(session.checked)", "turn = 0"), ("tests/nodes/test_guard.py",),
+    ),
+    Mutant(
+        "wrong but finite", "the layer's scalar is made outside the recording", "nodes/guard.py",
+        *("with host.outside_malloc_graph():", "if True:"), ("tests/nodes/test_contract_038_malloc_graph.py",),
+    ),
+    Mutant(
+        "wrong but finite", "what all rows share is taken off", "kernels/guard.py",
+        *("(o - o.mean(1, keepdim=True)).square() + (e - shared).square()", "o.square() + e.square()"),
+        STATISTIC,
+    ),
+    Mutant(
+        "wrong but finite", "heads next to nothing have a floor", "kernels/guard.py",
+        *("_OF_VALUES = 0.1", "_OF_VALUES = 0.0"), STATISTIC,
+    ),
+    Mutant(
+        "wrong but finite", "the last tile of queries is sampled", "kernels/guard.py",
+        *("length - tail + (j * tail + TAIL_ROWS - 1) // TAIL_ROWS - 1))", "spread[:TAIL_ROWS]))"), STATISTIC,
+    ),
+    Mutant(
+        "wrong but finite", "keys come in chunks", "kernels/guard.py",
+        *("most = max(1, int(TEMPORARY_BYTES / each) // _SPLIT)", "most = 1 << 30"), STATISTIC,
+    ),
+    Mutant(
         "unsupported GPU text", "a 5090 is in the right row", "kernels/cards.py",
         *("((12, 0), (12, 1))", "((12, 1),)"), ("tests/known_failures/test_cards.py",),
     ),
     Mutant(
         "unsupported GPU text", "the text names the card", "kernels/cards.py",
-        *('card = f"{name} (compute capability', 'card = f"This card (compute capability'),
+        *('return f"{name} (compute capability', 'return f"This card (compute capability'),
         ("tests/known_failures/test_cards.py",),
     ),
     Mutant(
@@ -263,6 +318,121 @@ MUTANTS = (
         "MiniMax-H3", "after a failure the containers are filled again", "nodes/hook.py",
         *("args = (*(kind(tensor) for kind, tensor in zip(kinds, tensors, strict=False)), *args[3:])", "pass"),
         ("tests/comfy/test_h3.py", "tests/nodes/test_contract_038_containers.py"),
+    ),
+    Mutant(
+        "installer", "a download's hash is checked", "kernels/install/download.py",
+        *("if hashlib.sha256(data).hexdigest() == wheel.sha256:", "if True:"), (NETWORK,),
+    ),
+    Mutant(
+        "installer", "a file's hash is checked", "kernels/install/places.py",
+        *("or hashlib.sha256(data).hexdigest() != wheel.sha256", ""), (INSTALL,),
+    ),
+    Mutant(
+        "installer", "a web page is not kept", "kernels/install/download.py",
+        *("if start + received == 0 and not", "if False and not"), (NETWORK,),
+    ),
+    Mutant(
+        "installer", "no more bytes are taken than the file has", "kernels/install/download.py",
+        *("if start + received > wheel.size:", "if False:"), (NETWORK,),
+    ),
+    Mutant(
+        "installer", "a broken download goes on where it broke", "kernels/install/download.py",
+        *('headers["Range"] = f"bytes={have}-"', "pass"), (NETWORK,),
+    ),
+    Mutant(
+        "installer", "the place in the file is the server's word", "kernels/install/download.py",
+        *("if not given or int(given[1]) != have:", "if False:"), (NETWORK,),
+    ),
+    Mutant(
+        "installer", "a resumed download with a wrong hash begins anew", "kernels/install/download.py",
+        *("            if not resumed:", "            if True:"), (NETWORK,),
+    ),
+    Mutant(
+        "installer", "a stuck transfer is given up", "kernels/install/download.py",
+        *("if time.monotonic() - began > timeout + received / SLOWEST:", "if False:"), (NETWORK,),
+    ),
+    Mutant(
+        "installer", "an overloaded server is asked again", "kernels/install/download.py",
+        *("if status in _RETRIED:", "if False:"), (NETWORK,),
+    ),
+    Mutant(
+        "installer", "redirects lead to web servers only", "kernels/install/download.py",
+        *('not in ("http", "https"):', 'not in ("http", "https", "ftp"):'), (NETWORK,),
+    ),
+    Mutant(
+        "installer", "passwords are not shown", "kernels/install/address.py",
+        *('return f"{address.scheme}://{host_of(url)}{address.path}"', "return url"), (NETWORK,),
+    ),
+    Mutant(
+        "installer", "half a download leaves a full disk", "kernels/install/download.py",
+        *("            _discard(part)  # what cannot grow only takes the room that is missing\n", ""), (DISK,),
+    ),
+    Mutant(
+        "installer", "a build is made beside its place", "kernels/install/store.py",
+        *('draft = family / f".{wheel.build}.{token()}.tmp"', "draft = target"), (INSTALL, DISK),
+    ),
+    Mutant(
+        "installer", "a broken-off build is not taken for a whole one", "kernels/install/store.py",
+        *("if not target.is_dir() or problem_of(target, wheel.archs):", "if not target.is_dir():"), (INSTALL,),
+    ),
+    Mutant(
+        "installer", "the manifest is checked before the switch", "kernels/install/store.py",
+        *("            if problem:\n                raise Trouble(",
+          "            if False:\n                raise Trouble("),
+        (ARCHIVE,),
+    ),
+    Mutant(
+        "installer", "the pointer changes at one stroke", "kernels/install/files.py",
+        *("        write_new(draft, data)\n        replace(draft, path)", "        path.unlink(missing_ok=True)\n"
+          "        write_new(path, data)"), (INSTALL, DISK),
+    ),
+    Mutant(
+        "installer", "drafts do not stay", "kernels/install/store.py",
+        *("    finally:\n        remove_tree(draft)", "    finally:\n        pass"), (DISK, ARCHIVE),
+    ),
+    Mutant(
+        "installer", "one install at a time", "kernels/install/lock.py",
+        *("            if not self._take():\n                self._waiting()", "            if False:\n"
+          "                self._waiting()"), (INSTALL, WINDOWS),
+    ),
+    Mutant(
+        "installer", "the one that waited looks again", "kernels/install/command.py",
+        *("                return Outcome(THERE, there)  # the other one brought it", "                pass"),
+        (INSTALL,),
+    ),
+    Mutant(
+        "installer", "names stay in their folder", "kernels/install/archive.py",
+        *("if len(parts) > _DEEPEST or not all(map(_is_plain, parts)):", "if False:"), (ARCHIVE,),
+    ),
+    Mutant(
+        "installer", "the archive's own name counts", "kernels/install/archive.py",
+        *("name = member.orig_filename", "name = member.filename"), (ARCHIVE,),
+    ),
+    Mutant(
+        "installer", "no name is taken twice", "kernels/install/archive.py",
+        *("if name.lower() in seen:", "if False:"), (ARCHIVE,),
+    ),
+    Mutant(
+        "installer", "no links", "kernels/install/archive.py",
+        *("if kind not in (0,", "if False and kind not in (0,"), (ARCHIVE,),
+    ),
+    Mutant(
+        "installer", "sizes are bounded", "kernels/install/archive.py",
+        *("if sum(member.file_size for member in members) > LARGEST:", "if False:"), (ARCHIVE,),
+    ),
+    Mutant(
+        "installer", "a scanner that holds the pointer is waited for", "kernels/install/files.py",
+        *('for wait in _WAITS if sys.platform == "win32" else ():', "for wait in ():"), (WINDOWS,),
+    ),
+    Mutant(
+        "installer", "nothing of a package runs", "kernels/install/store.py",
+        *("        spec = importlib.util.find_spec(package_name(family))",
+          "        __import__(package_name(family))\n"
+          "        spec = importlib.util.find_spec(package_name(family))"), (INSTALL,),
+    ),
+    Mutant(
+        "installer", "it always ends with status 0", "install.py",
+        *("    except Exception as error:", "    except MemoryError as error:"), (INSTALL,),
     ),
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import getpass
+import importlib
 import importlib.util
 import json
 import os
@@ -27,8 +28,8 @@ from .progress import say
 
 ROOT = Path(__file__).resolve().parent.parent
 HELP = "what this machine is, what runs on it and why, and what is missing"
-#: Oldest CUDA that a driver must serve for prebuilt kernels to be checked and launched.
-DRIVER_CUDA = (12, 4)
+#: The folder `kernels` under a name of its own: importing it as a package would need torch.
+KERNELS = "_vc_attention_kernels"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,12 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.add_argument("--report", metavar="FILE", help="write it to FILE, without your names, hosts and folders")
     parser.add_argument("--comfyui", metavar="DIR", help="the ComfyUI to look at, instead of the one in .cache")
+    parser.add_argument("--self-test", action="store_true", help="load and test the kernels of each card now")
     parser.add_argument("--python", metavar="PATH", help="the Python that runs your ComfyUI, to look at its torch")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Exit status 0, whatever is found."""
-    findings = examine(arguments.comfyui, arguments.python)
+    findings = examine(arguments.comfyui, arguments.python, self_test=arguments.self_test)
     text = json.dumps(findings, indent=1) if arguments.json else text_of(findings)
     if arguments.report:
         try:
@@ -55,26 +57,37 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def kernel_module(name: str) -> ModuleType:
-    """A torch-free module of `kernels`, by its file: importing the package would need torch."""
-    spec = importlib.util.spec_from_file_location(f"_vc_attention_{name}", ROOT / "kernels" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    """A torch-free module of `kernels`, without running `kernels/__init__.py`, which needs torch."""
+    if KERNELS not in sys.modules:
+        package = ModuleType(KERNELS)
+        package.__path__ = [str(ROOT / "kernels")]
+        sys.modules[KERNELS] = package
+    return importlib.import_module(f"{KERNELS}.{name}")
 
 
 def examine(
-    given_comfyui: str | None = None, python: str | None = None, driver: Any = None, others: Any = None
+    given_comfyui: str | None = None,
+    python: str | None = None,
+    driver: Any = None,
+    others: Any = None,
+    self_test: bool = False,
+    kernels: Path = ROOT / "kernels",
 ) -> dict[str, Any]:
-    """Everything that `doctor` tells. driver, others: what `kernels/detect.py` finds (a seam for tests)."""
+    """Everything that `doctor` tells. driver, others: what `kernels/detect.py` finds; kernels: the folder that holds
+    `wheels.json` and `prebuilt` (seams for tests).
+
+    self_test: load and test the kernels now; else what earlier tests said.
+    """
     detect, cards = kernel_module("detect"), kernel_module("cards")
     driver = detect.nvidia() if driver is None else driver
     found = comfyui.locate(given_comfyui)
     interpreter, environment_state = _interpreter(found, python)
-    torch = _torch(interpreter)
+    torch = _torch(interpreter, found.directory / "user", self_test)
     here = detect.cards_here(driver, others)
-    verdicts = [cards.describe(card.name, card.capability, card.vendor) for card in here]
+    builds = kernel_module("install.store").everything(kernels / "prebuilt")
+    installed = {arch for build in builds if build.good for arch in build.archs}
+    available = cards.released(kernels / "wheels.json")
+    verdicts = [_verdict(cards, card, torch, available, installed) for card in here]
     findings: dict[str, Any] = {
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
@@ -92,16 +105,48 @@ def examine(
                 "memory": card.memory,
                 "runs": verdict.runs,
                 "code": verdict.code,
+                "family": verdict.family,
                 "text": verdict.text,
             }
             for card, verdict in zip(here, verdicts, strict=True)
         ],
+        "kernels": [_build(build, kernels.parent) for build in builds],
         "environment": environment_state,
         "torch": torch,
         "comfyui": {"version": found.version, "ready": not found.ours or comfyui.is_complete(found.directory)},
     }
     findings["missing"] = missing(findings)
     return findings
+
+
+def _verdict(cards: ModuleType, card: Any, torch: dict[str, Any] | None, available: Any, installed: set[str]) -> Any:
+    """What runs on a card. installed: the architectures whose files are good; where torch has looked at the card, its
+    word counts: it knows of kernels compiled here, and of installed ones that failed their self-test.
+    """
+    verdict = cards.describe(card.name, card.capability, card.vendor, available, installed)
+    if torch is None or card.name not in torch.get("devices", ()) or "runs" not in torch:
+        return verdict
+    if card.name in torch["runs"] and not verdict.runs and cards.family_of(card.capability):
+        arch = f"sm_{card.capability[0]}{card.capability[1]}a"
+        return cards.describe(card.name, card.capability, card.vendor, available, {arch})
+    if card.name not in torch["runs"] and verdict.runs:
+        title = cards.title(card.name, card.capability)
+        text = f"{title}: its kernels are installed but refused (the backends say why), so {cards.OWN_ATTENTION}."
+        return cards.Verdict("refused", text, family=verdict.family)
+    return verdict
+
+
+def _build(build: Any, pack: Path) -> dict[str, Any]:
+    """One build of kernels that is here, as the report has it."""
+    inside = build.folder.is_relative_to(pack)  # a Python package lies elsewhere
+    return {
+        "family": build.family,
+        "archs": list(build.archs),
+        "folder": build.folder.relative_to(pack).as_posix() if inside else str(build.folder),
+        "origin": build.origin,
+        "good": build.good,
+        "state": build.state,
+    }
 
 
 def _interpreter(found: comfyui.ComfyUI, python: str | None) -> tuple[Path | None, dict[str, Any]]:
@@ -119,11 +164,15 @@ def _interpreter(found: comfyui.ComfyUI, python: str | None) -> tuple[Path | Non
     return own, {"name": found.venv, "ready": False, "problem": problem.text}
 
 
-def _torch(python: Path | None) -> dict[str, Any] | None:
-    """What `doctor_probe.py` finds in `python`; None when there is no Python with torch."""
+def _torch(python: Path | None, user: Path, self_test: bool) -> dict[str, Any] | None:
+    """What `doctor_probe.py` finds in `python`; None when there is no Python with torch.
+
+    user: ComfyUI's user folder, where earlier self-tests are kept.
+    """
     if python is None:
         return None
-    answer = environment.run_quietly([str(python), str(ROOT / "tools" / "pack.py"), "doctor_probe"])
+    command = [str(python), str(ROOT / "tools" / "pack.py"), "doctor_probe", "--user", str(user)]
+    answer = environment.run_quietly([*command, *(["--self-test"] if self_test else [])])
     try:
         return json.loads(answer.splitlines()[-1]) if answer else {"error": "it does not start"}
     except ValueError:
@@ -141,9 +190,10 @@ def missing(findings: dict) -> list[dict[str, str]]:
             "If this machine has an NVIDIA card, install its driver from NVIDIA's site and restart.",
         ))  # fmt: skip
     cuda = driver["cuda"]
-    if nvidia and cuda and tuple(map(int, cuda.split("."))) < DRIVER_CUDA:
+    oldest = kernel_module("detect").OLDEST_CUDA
+    if nvidia and cuda and tuple(map(int, cuda.split("."))) < oldest:
         absent.append((
-            f"The NVIDIA driver serves CUDA {cuda}; prebuilt kernels need {_dotted(DRIVER_CUDA)} or newer.",
+            f"The NVIDIA driver serves CUDA {cuda}; prebuilt kernels need {_dotted(oldest)} or newer.",
             "Update the NVIDIA driver.",
         ))  # fmt: skip
     if not findings["environment"]["ready"]:
@@ -164,7 +214,22 @@ def missing(findings: dict) -> list[dict[str, str]]:
             f"ComfyUI {findings['comfyui']['version']} is not set up here.",
             "`python3 run.py serve` sets it up, or name yours with --comfyui DIR.",
         ))  # fmt: skip
-    if not any(card["runs"] for card in cards):
+    damaged = {build["family"] for build in findings["kernels"] if not build["good"]}
+    for build in findings["kernels"]:
+        if not build["good"]:
+            absent.append((
+                f"The kernels in {build['folder']} cannot be used.",
+                "`python install.py` with ComfyUI's Python brings them anew."
+                if build["origin"] == "pointer"
+                else "Build or install them anew, or remove them.",
+            ))  # fmt: skip
+    lacking = [card for card in cards if card["code"] == "not_installed"]
+    for name in dict.fromkeys(card["name"] for card in lacking if card["family"] not in damaged):
+        absent.append((
+            f"The kernels for {name} are not installed.",
+            "`python install.py` with ComfyUI's Python installs them.",
+        ))  # fmt: skip
+    if not lacking and not any(card["runs"] for card in cards):
         absent.append((
             "No low-bit kernel runs on this machine.",
             "Nothing to do: ComfyUI's own attention runs. `run.py replay` shows the numbers with the slow emulation.",
@@ -202,17 +267,26 @@ def text_of(findings: dict) -> str:
         lines.append(f"Card {number}       {card['name']}{memory}")
     lines += ["", "What runs, and why"]
     lines += [f"  {text}" for text in dict.fromkeys(card["text"] for card in findings["cards"])]
+    lines += ["", "Installed kernels, in the order in which they are tried"]
+    lines += [f"  {_kernels_line(build)}" for build in findings["kernels"]] or ["  none"]
     if torch is not None and "backends" in torch:
         lines += ["", "Backends, in the order in which they are tried"]
-        lines += [
-            f"  {status['name']:<6} {'yes' if status['available'] else 'no ':<3}  {status['reason']}"
-            for status in torch["backends"]
-        ]
+        card = ""
+        for status in torch["backends"]:
+            if status.get("card", "") != card:
+                card = status["card"]
+                lines.append(f"  {card}")
+            lines.append(f"  {status['name']:<6} {'yes' if status['available'] else 'no ':<3}  {status['reason']}")
     if findings["missing"]:
         lines += ["", "What is missing, and how to get it"]
         for entry in findings["missing"]:
             lines += [f"  {entry['what']}", f"    {entry['how']}"]
     return "\n".join(lines)
+
+
+def _kernels_line(build: dict[str, Any]) -> str:
+    archs = ", ".join(build["archs"]) or "no architecture"
+    return f"{build['family']} for {archs}: {build['state']}; {build['folder']}"
 
 
 def anonymous(text: str) -> str:

@@ -16,6 +16,7 @@ from .messages import ToolError
 
 ROOT = Path(__file__).resolve().parent.parent
 HELP = "run a captured attention call again and compare it with exact attention"
+ROWS = ("all", "sampled")
 PLANS = ("fast", "faithful", "four_bit", "exact")
 MOST_GROUPS = 256
 
@@ -34,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="off|N",
         help="off: the plan of a step without grouping; N: that many groups; by default the automatic number",
+    )
+    parser.add_argument(
+        "--rows",
+        default="all",
+        help="all (default): measure every query row; sampled: the few that the node VC-Attention Quality measures",
     )
     parser.add_argument("--out", metavar="OUT.safetensors", help="write the result there, as the tensor `out`")
     parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
@@ -57,6 +63,8 @@ def check(arguments: argparse.Namespace) -> dict:
         raise ToolError(f"{arguments.case} {what}.", 2)
     if arguments.plan not in PLANS:
         raise ToolError(f"--plan {arguments.plan}: choose {', '.join(PLANS[:-1])} or {PLANS[-1]}.", 2)
+    if arguments.rows not in ROWS:
+        raise ToolError(f"--rows {arguments.rows}: choose all or sampled.", 2)
     groups = {"off": None, "auto": 0}.get(arguments.grouping, arguments.grouping)
     if isinstance(groups, str):
         if not (groups.isascii() and groups.isdigit() and 1 <= int(groups) <= MOST_GROUPS):
@@ -72,6 +80,7 @@ def check(arguments: argparse.Namespace) -> dict:
         "plan": arguments.plan,
         "backend": arguments.backend,
         "groups": groups,
+        "rows": arguments.rows,
         "out": None if out is None else str(out),
         "json": arguments.json,
     }

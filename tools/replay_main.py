@@ -122,20 +122,6 @@ def exact_attention(case: Case, show: Callable[[str], None] = lambda text: None)
     return out
 
 
-def measures(out: torch.Tensor, exact: torch.Tensor) -> dict[str, float | None]:
-    """Relative L2 error, cosine, and PSNR in dB (peak: the largest magnitude of `exact`), summed in fp64.
-
-    PSNR is None where the two are equal, the relative error where only `exact` is zero. Two zeros: error 0, cosine 1.
-    """
-    a, b = out.double().flatten(), exact.double().flatten()
-    error, norm, own = float((a - b).norm()), float(b.norm()), float(a.norm())
-    relative = error / norm if norm else (None if error else 0.0)
-    cosine = float(a @ b) / (norm * own) if norm and own else float(norm == own)
-    peak = float(b.abs().max())
-    psnr = 10 * math.log10(peak**2 * b.numel() / error**2) if error and peak else None
-    return {"relative_l2": relative, "cosine": cosine, "psnr_db": psnr}
-
-
 def choose_backend(wanted: str, plan: kernels.Plan, case: Case) -> tuple[str, str]:
     """(backend, note). BadCaseError when the one that was asked for cannot run the case."""
     if wanted not in ("auto", *BACKENDS):
@@ -201,6 +187,10 @@ def replay(
     bad = int((~torch.isfinite(out)).sum())
     if bad:
         raise ToolError(f"The result has {bad} values that are NaN or infinite. Please report this case.")
+    measured = out
+    if request.get("rows") == "sampled":
+        rows = kernels.sample_rows(case.q.shape[2], device)
+        case, measured = case._replace(q=case.q[:, :, rows]), out[:, :, rows]
     exact = exact_attention(case, show)
     numbers: dict[str, Any] = {
         "case": request["case"],
@@ -208,10 +198,11 @@ def replay(
         "backend": backend,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "dtype": str(case.q.dtype)[6:],
-        "shape_q": list(case.q.shape),
+        "shape_q": list(job.case.q.shape),
+        "rows": request.get("rows", "all"),
         "shape_kv": list(case.k.shape),
         "groups": None if labels is None else job.groups or kernels.auto_groups(case.k.shape[2]),
-        **measures(out, exact),
+        **kernels.measures(kernels.error_sums(measured, exact).tolist()),
         "block_energy_removed": block_energy_removed(case.v, labels, clip=plan.clip_means) if plan.demean else 0.0,
         "seconds": seconds,
         "seconds_grouping": seconds_grouping,
@@ -246,6 +237,7 @@ def text_of(numbers: dict[str, Any]) -> str:
     rows = [
         ("case", Path(numbers["case"]).name),
         ("q; k and v", f"{numbers['shape_q']}; {numbers['shape_kv']}, {numbers['dtype']}"),
+        ("rows measured", "all" if numbers["rows"] == "all" else "the sampled ones"),
         ("plan", f"{numbers['plan']} on {numbers['backend']} ({numbers['device']}), grouping {groups}"),
         ("relative L2 error", "(the exact result is zero)" if error is None else f"{error:.6f}"),
         ("cosine", f"{numbers['cosine']:.8f}"),

@@ -85,9 +85,7 @@ class Chain:
     """
 
     @cute.jit
-    def __call__(
-        self, scores: cute.Pointer, rank: cute.Pointer, groups: Int32, grid_x: Int32, stream: cuda.CUstream
-    ):
+    def __call__(self, scores: cute.Pointer, rank: cute.Pointer, groups: Int32, grid_x: Int32, stream: cuda.CUstream):
         self.kernel(scores, rank, groups).launch(
             grid=(grid_x, 1, 1), block=(32, 1, 1), min_blocks_per_mp=1, stream=stream
         )
@@ -96,9 +94,11 @@ class Chain:
     def kernel(self, scores: cute.Pointer, rank: cute.Pointer, groups: Int32):
         head, _, _ = cute.arch.block_idx()
         lane, _, _ = cute.arch.thread_idx()
-        base = scores.toint() + head.to(Int64) * (MAX_GROUPS * MAX_GROUPS * 4) + (lane * (COLUMNS * 4)).to(Int64)
+        # Lanes beyond the tiles that `group_pairs` wrote read another lane's columns; theirs count as used.
+        reader = simt.smaller(lane, (groups + 15) // 16 * (16 // COLUMNS) - 1)
+        base = scores.toint() + head.to(Int64) * (MAX_GROUPS * MAX_GROUPS * 4) + (reader * (COLUMNS * 4)).to(Int64)
         ranks = rank.toint() + (head * MAX_GROUPS).to(Int64) * 4
-        state = cute.make_rmem_tensor(2, Int32)             # current centroid; used columns of this lane, one bit each
+        state = cute.make_rmem_tensor(2, Int32)  # current centroid; used columns of this lane, one bit each
         state[0] = Int32(0)
         state[1] = self.first(ranks, groups, lane)
         for step in cutlass.range(1, groups, unroll=1):
@@ -158,6 +158,4 @@ def build_pairs(options="", fp16=False):
 
 
 def build(options=""):
-    return cute.compile(
-        Chain(), _gmem(Float32), _gmem(Int32), Int32(1), Int32(1), cuda.CUstream(0), options=options
-    )
+    return cute.compile(Chain(), _gmem(Float32), _gmem(Int32), Int32(1), Int32(1), cuda.CUstream(0), options=options)

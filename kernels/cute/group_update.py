@@ -163,9 +163,7 @@ class Update(Centroids):
         words = []
         for n in range(FLIGHT):
             at = listed + simt.smaller(start + n, size - 1) * 2
-            i = simt.ptx(
-                "{.reg .b16 h; ld.shared.u16 h, [{$r0}]; cvt.u32.u16 {$w0}, h;}", Int32, [at]
-            )
+            i = simt.ptx("{.reg .b16 h; ld.shared.u16 h, [{$r0}]; cvt.u32.u16 {$w0}, h;}", Int32, [at])
             token = strided(i)
             words.append(simt.load8(rows.address(token, lane * 8), simt.less(start + n, size)))
         for pair in words:

@@ -61,9 +61,7 @@ class SumK:
         words = []
         for n in range(SUM_FLIGHT):
             t = token + 16 * n
-            words.append(
-                simt.load16(rows.address(simt.smaller(t, length - 1), (lane % 16) * 16), simt.less(t, length))
-            )
+            words.append(simt.load16(rows.address(simt.smaller(t, length - 1), (lane % 16) * 16), simt.less(t, length)))
         for row in words:
             for n in range(4):
                 low, high = simt.unpack2(row[n], self.fp16)
@@ -72,7 +70,7 @@ class SumK:
 
     def finish(self, total, sums, shared, thread, warp, lane, at):
         values = [total[n] + simt.shuffle_xor(total[n], 16) for n in range(8)]
-        slot = shared + warp * 512 + (lane % 16) * 32       # lanes 16..31 write the same values again
+        slot = shared + warp * 512 + (lane % 16) * 32  # lanes 16..31 write the same values again
         simt.shared_store16(slot, values[:4])
         simt.shared_store16(slot + 16, values[4:])
         cute.arch.sync_threads()
@@ -188,7 +186,7 @@ class PrepareK:
             amax = simt.max_abs(amax, v)
         amax = simt.warp_max(amax)
         slots = shared + (self.SHARED - 128)
-        simt.shared_store(slots + warp * 4, amax)           # every lane writes the same value
+        simt.shared_store(slots + warp * 4, amax)  # every lane writes the same value
         cute.arch.sync_threads()
         for n in range(2):
             for v in simt.shared_load16(slots + 16 * n, Float32):
@@ -198,9 +196,7 @@ class PrepareK:
         base = image.toint() + at * (layouts.BLOCK * 128)
         for r in range(2):
             for i in range(4):
-                words = [
-                    simt.int8x4([v * inverse for v in y[r][8 * i + 4 * n : 8 * i + 4 * n + 4]]) for n in range(2)
-                ]
+                words = [simt.int8x4([v * inverse for v in y[r][8 * i + 4 * n : 8 * i + 4 * n + 4]]) for n in range(2)]
                 simt.store8(base + layouts.k_offset(row + 8 * r, 32 * i + 8 * x).to(Int64), words)
         simt.store_float(scales.toint() + at * 4, scale, simt.less(thread, 1))
 
@@ -214,7 +210,7 @@ class PrepareK:
         for n in range(16):
             low, high = simt.unpack2(raw[0][n], self.fp16), simt.unpack2(raw[1][n], self.fp16)
             values += [a * w[0] + b * w[1] for a, b in zip(low, high, strict=True)]
-        for mask in (16, 8, 4):                             # each step halves the channels that a lane adds up
+        for mask in (16, 8, 4):  # each step halves the channels that a lane adds up
             half = len(values) // 2
             up = lane & mask
             keep = [simt.select(up, values[half + n], values[n]) for n in range(half)]

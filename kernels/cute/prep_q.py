@@ -93,9 +93,7 @@ class PrepareQ:
         base = image.toint() + at * (layouts.QUERY_TILE * 128)
         for r in range(2):
             for i in range(4):
-                words = [
-                    simt.int8x4([v * inverse for v in y[r][8 * i + 4 * n : 8 * i + 4 * n + 4]]) for n in range(2)
-                ]
+                words = [simt.int8x4([v * inverse for v in y[r][8 * i + 4 * n : 8 * i + 4 * n + 4]]) for n in range(2)]
                 simt.store8(base + layouts.q_offset(row + 8 * r, 32 * i + 8 * x).to(Int64), words)
         slot = scales.toint() + (at * layouts.QUERY_TILE + (warp * 16 + lane % 16).to(Int64)) * 4
         simt.store_float(slot, scale)

@@ -85,7 +85,7 @@ class StatsV:
             low = [max2(a, b, self.fp16, False) for a, b in zip(low, row, strict=True)]
         high = [max2(a, simt.shuffle_xor(a, 16), self.fp16) for a in high]
         low = [max2(a, simt.shuffle_xor(a, 16), self.fp16, False) for a in low]
-        slot = shared + warp * 1024 + (lane % 16) * 16       # lanes 16..31 write the same values again
+        slot = shared + warp * 1024 + (lane % 16) * 16  # lanes 16..31 write the same values again
         simt.shared_store16(slot, high)
         simt.shared_store16(slot + 256, low)
         if self.demean:

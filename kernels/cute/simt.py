@@ -49,9 +49,7 @@ def load_floats(address, count):
     """`count` (a multiple of 4) consecutive fp32 values at a global `address` that several CTAs read."""
     out = []
     for i in range(count // 4):
-        out += ptx(
-            "ld.global.v4.f32 {{$w0},{$w1},{$w2},{$w3}}, [{$r0}];", [Float32] * 4, [address + 16 * i]
-        )
+        out += ptx("ld.global.v4.f32 {{$w0},{$w1},{$w2},{$w3}}, [{$r0}];", [Float32] * 4, [address + 16 * i])
     return out
 
 
@@ -111,9 +109,7 @@ def store_float(address, value, condition=None):
     if condition is None:
         effect("st.global.f32 [{$r0}], {$r1};", [address, value])
     else:
-        effect(
-            "{.reg .pred p; setp.ne.s32 p, {$r2}, 0; @p st.global.f32 [{$r0}], {$r1};}", [address, value, condition]
-        )
+        effect("{.reg .pred p; setp.ne.s32 p, {$r2}, 0; @p st.global.f32 [{$r0}], {$r1};}", [address, value, condition])
 
 
 def store_int(address, value):
@@ -168,9 +164,7 @@ def shared_load16(address, kind=Uint32):
 def select(condition, yes, no):
     """`yes` where `condition` (Int32) is not 0, else `no`; 32-bit values of one type."""
     kind = type(no) if not isinstance(no, (int, float)) else type(yes)
-    return ptx(
-        "{.reg .pred p; setp.ne.s32 p, {$r0}, 0; selp.b32 {$w0}, {$r1}, {$r2}, p;}", kind, [condition, yes, no]
-    )
+    return ptx("{.reg .pred p; setp.ne.s32 p, {$r0}, 0; selp.b32 {$w0}, {$r1}, {$r2}, p;}", kind, [condition, yes, no])
 
 
 def less(a, b):

@@ -16,19 +16,17 @@ from ..reasons import Reason
 from .images import Images
 from .loader import Library, load_library
 
-#: Where install puts the cubins, one folder for each architecture.
+#: Where kernels that were built by hand lie, one folder for each architecture, and those that install.py unpacks.
+#: Read each time, so that a benchmark can point it elsewhere.
 PREBUILT = Path(__file__).resolve().parent.parent / "prebuilt"
 _OUTPUTS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _LARGEST_GRID_Y = 65535
 
 
 @lru_cache(maxsize=16)
-def library(device: torch.device, folder: Path | None = None) -> Library | Reason:
-    """The kernels for `device`, or why there are none. `folder` overrides where the cubins are."""
-    if device.type == "cuda" and folder is None:
-        major, minor = torch.cuda.get_device_capability(device)
-        folder = PREBUILT / f"sm_{major}{minor}a"
-    return load_library(folder or PREBUILT, device)
+def library(folder: Path, device: torch.device) -> Library | Reason:
+    """The kernels in `folder` for `device`, loaded once, as they are: the self-test is `chain`'s."""
+    return load_library(folder, device)
 
 
 def supports(plan: Plan, dtype: torch.dtype, head_dim: int, heads: int) -> Reason | None:
@@ -36,24 +34,23 @@ def supports(plan: Plan, dtype: torch.dtype, head_dim: int, heads: int) -> Reaso
     if head_dim != lo.HEAD_DIM:
         return Reason(
             "head_dim",
-            f"The sm_90 kernels have head dimension {lo.HEAD_DIM}, this call has {head_dim}; ComfyUI's own attention "
-            "runs.",
+            f"VC-Attention's kernels have head dimension {lo.HEAD_DIM}; this call has {head_dim}.",
         )
     if not kernel_name(plan, dtype):
         return Reason(
             "plan",
-            f"The sm_90 kernels do not compute the plan {plan.encode()} with {str(dtype)[6:]}; ComfyUI's own "
-            "attention runs. Choose the preset fast or faithful.",
+            f"VC-Attention's kernels do not compute the plan {plan.encode()} with {str(dtype)[6:]}. Choose the preset "
+            "fast or faithful.",
         )
     if heads > _LARGEST_GRID_Y:
         return Reason(
             "heads",
-            f"Batch times heads is {heads}, more than the {_LARGEST_GRID_Y} that one call can take; ComfyUI's own "
-            "attention runs.",
+            f"Batch times heads is {heads}, more than the {_LARGEST_GRID_Y} that one call can take.",
         )
     return None
 
 
+@lru_cache(maxsize=64)
 def kernel_name(plan: Plan, dtype: torch.dtype) -> str:
     """The manifest name of the kernel that computes `plan` with outputs of `dtype`; empty if there is none."""
     config = config_of(plan, _OUTPUTS.get(dtype, ""))
@@ -61,12 +58,20 @@ def kernel_name(plan: Plan, dtype: torch.dtype) -> str:
 
 
 def attend(
-    images: Images, plan: Plan, out: Tensor, scale: float | None = None, folder: Path | None = None
+    images: Images,
+    plan: Plan,
+    out: Tensor,
+    scale: float | None = None,
+    folder: Path | None = None,
+    kernels: Library | None = None,
+    stream: int | None = None,
 ) -> Reason | None:
     """Attention of prepared `images` into `out`, queued on torch's current stream; no host synchronisation.
 
     images: on one sm_90 device, made for `plan`. out: contiguous [B, Lq, H, 128], bf16 or fp16. scale: of the scores,
-    1 / sqrt(128) if None. Returns None, or the reason why nothing was queued.
+    1 / sqrt(128) if None. kernels: whose kernel runs; else those in `folder`, else the ones that `call.kernels_for`
+    finds. stream: the one that `kernels.stream()` gave, where the caller has it. Returns None, or the reason why
+    nothing was queued.
     """
     expected = (images.batch, images.lq, images.heads, lo.HEAD_DIM)
     if out.shape != expected or not out.is_contiguous() or out.device != images.q.device:
@@ -77,9 +82,11 @@ def attend(
     reason = supports(plan, out.dtype, lo.HEAD_DIM, images.batch * images.heads)
     if reason is not None:
         return reason
-    kernels = library(out.device, folder)
-    if isinstance(kernels, Reason):
-        return kernels
+    if kernels is None:
+        found = library(folder, out.device) if folder is not None else _chosen(out.device)
+        if isinstance(found, Reason):
+            return found
+        kernels = found
     kernel = kernels.kernel(kernel_name(plan, out.dtype))
     if isinstance(kernel, Reason):
         return kernel
@@ -91,4 +98,10 @@ def attend(
     grid = (-(-lo.query_tiles(images.lq) // cluster) * cluster, images.batch * images.heads, 1)
     pointers = (images.q, images.k, images.v, images.qs, images.ks, images.sv, images.mu, images.qb, images.km, out)
     numbers = (images.lq, images.lkv, images.heads, scale * math.log2(math.e))
-    return kernel.launch(grid, (*pointers, *numbers))
+    return kernel.launch(grid, (*pointers, *numbers), stream)
+
+
+def _chosen(device: torch.device) -> Library | Reason:
+    from .call import kernels_for  # `call` is built on this file
+
+    return kernels_for(device)

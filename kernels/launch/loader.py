@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..reasons import Reason
-from .driver import Driver, driver
+from .driver import Driver, Launch, driver
 from .manifest import KernelEntry, Manifest, read_cubin, read_manifest
 
 _BY_SIZE = {8: "Q", 4: "I4x"}
@@ -24,49 +24,46 @@ class Kernel:
 
     def __init__(self, cuda: Driver, entry: KernelEntry, function: ctypes.c_void_p, device: int) -> None:
         self.entry = entry
-        self._cuda, self._function, self._device = cuda, function, device
+        self._cuda, self._device = cuda, device
         # One 8-byte slot for each parameter. The driver copies them during the call, so one buffer does, under a lock.
         count = len(entry.params)
         self._slots = (ctypes.c_uint64 * count)()
         first = ctypes.addressof(self._slots)
-        self._pointers = (ctypes.c_void_p * count)(*[first + 8 * i for i in range(count)])
-        self._packers: dict[tuple[bool, ...], struct.Struct] = {}
+        pointers = (ctypes.c_void_p * count)(*[first + 8 * i for i in range(count)])
+        self._start = Launch(cuda, function, entry.block, entry.shared, pointers, entry.cluster)
+        self._real = [False] * count  # parameters that were seen as floats: the manifest knows sizes, not types
+        self._pack = _packer(entry, self._real)
         self._lock = threading.Lock()
 
     def launch(
         self, grid: tuple[int, int, int], arguments: Sequence[Argument], stream: int | None = None
     ) -> Reason | None:
-        """Queue a launch on `stream` (default: torch's current stream of the device).
+        """Queue a launch on `stream`, or on torch's current stream of the device.
 
         arguments: one for each kernel parameter in manifest order: a tensor (its data pointer; None is a null
-        pointer), an int (4 or 8 bytes, as the parameter has) or a float (fp32).
+        pointer), an int (4 or 8 bytes, as the parameter has) or a float (fp32). With a `stream` the caller has seen to
+        it that the device is current in this thread (`Library.stream`).
         """
-        reason = self._cuda.ensure_context(self._device)
-        if reason is not None:
-            return reason
-        values = [a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments]
-        floats = tuple([isinstance(a, float) for a in arguments])
-        packer = self._packers.get(floats) or self._packer(floats)
         if stream is None:
+            reason = self._cuda.ensure_context(self._device)
+            if reason is not None:
+                return reason
             stream = torch.cuda.current_stream(self._device).cuda_stream
+        values = [a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments]
         with self._lock:
-            packer.pack_into(self._slots, 0, *values)
-            return self._cuda.launch(
-                self._function,
-                grid,
-                self.entry.block,
-                self.entry.shared,
-                stream,
-                self._pointers,
-                self.entry.cluster,
-            )
+            try:
+                self._pack.pack_into(self._slots, 0, *values)
+            except struct.error:  # a float where no call had one before
+                self._real = [r or isinstance(v, float) for r, v in zip(self._real, values, strict=True)]
+                self._pack = _packer(self.entry, self._real)
+                self._pack.pack_into(self._slots, 0, *values)
+            return self._start.queue(grid, stream)
 
-    def _packer(self, floats: tuple[bool, ...]) -> struct.Struct:
-        """Packs one argument into each slot; `floats` says which of the 4-byte ones are fp32."""
-        sizes = [size for _, size in self.entry.params]
-        kinds = ["f4x" if real else _BY_SIZE[size] for real, size in zip(floats, sizes, strict=True)]
-        self._packers[floats] = packer = struct.Struct("<" + "".join(kinds))
-        return packer
+
+def _packer(entry: KernelEntry, real: Sequence[bool]) -> struct.Struct:
+    """Packs one value into each 8-byte slot: as fp32 where `real` says so, else as an integer of its size."""
+    kinds = ["f4x" if r else _BY_SIZE[size] for r, (_, size) in zip(real, entry.params, strict=True)]
+    return struct.Struct("<" + "".join(kinds))
 
 
 class Library:
@@ -87,10 +84,28 @@ class Library:
                 self._kernels[name] = found
         return found
 
+    def load_all(self) -> Reason | None:
+        """Load every kernel; the first reason why one cannot be used, or None."""
+        for name in self.manifest.kernels:
+            found = self.kernel(name)
+            if isinstance(found, Reason):
+                return found
+        return None
+
+    def stream(self) -> int | Reason:
+        """torch's current stream of the device (a CUstream as an integer), with the device's context current."""
+        reason = self._cuda.ensure_context(self._device)
+        return reason if reason is not None else torch.cuda.current_stream(self._device).cuda_stream
+
+    @property
+    def driver_version(self) -> str:
+        """The version of the driver that serves the kernels."""
+        return self._cuda.version()
+
     def _load(self, name: str) -> Kernel | Reason:
         entry = self.manifest.kernels.get(name)
         if entry is None:
-            return Reason("no_kernel", f"The installed kernels have no {name}; ComfyUI's own attention runs.")
+            return Reason("no_kernel", f"The kernels in {self.manifest.folder} have no {name}.")
         image = read_cubin(self.manifest, entry)
         if isinstance(image, Reason):
             return image
@@ -108,8 +123,8 @@ class Library:
         if params is not None and params != entry.params:
             return Reason(
                 "kernels_abi",
-                f"The driver reads the parameters of {name} differently from how they were built; ComfyUI's own "
-                "attention runs. Reinstall the pack's kernels.",
+                f"The driver reads the parameters of {name} differently from how they were built. Reinstall the "
+                "pack's kernels.",
             )
         return Kernel(self._cuda, entry, function, self._device)
 
@@ -117,7 +132,7 @@ class Library:
 def load_library(folder: Path, device: torch.device) -> Library | Reason:
     """The kernels in `folder` for `device`, or why they cannot be used."""
     if device.type != "cuda":
-        return Reason("device", "The prebuilt kernels need an NVIDIA card; ComfyUI's own attention runs.")
+        return Reason("device", "VC-Attention's kernels need an NVIDIA card.")
     manifest = read_manifest(folder)
     if isinstance(manifest, Reason):
         return manifest
@@ -126,8 +141,8 @@ def load_library(folder: Path, device: torch.device) -> Library | Reason:
         name = torch.cuda.get_device_name(device)
         return Reason(
             "capability",
-            f"The installed kernels are for compute capability {manifest.capability[0]}.{manifest.capability[1]}, "
-            f"{name} has {capability[0]}.{capability[1]}; ComfyUI's own attention runs.",
+            f"The kernels in {folder} are for compute capability {manifest.capability[0]}.{manifest.capability[1]}, "
+            f"{name} has {capability[0]}.{capability[1]}.",
         )
     cuda = driver()
     if isinstance(cuda, Reason):

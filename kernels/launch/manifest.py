@@ -12,7 +12,7 @@ from ..reasons import Reason
 from .abi import ABI
 
 SCHEMA = 1
-_REINSTALL = "Reinstall the pack's kernels; until then ComfyUI's own attention runs."
+_REINSTALL = "Reinstall the pack's kernels."
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,15 @@ class KernelEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The kernels of one architecture in `folder`."""
+    """The kernels of one architecture in `folder`. source: hash of their sources. build: of the manifest itself, which
+    holds the hash of every cubin.
+    """
 
     folder: Path
     arch: str
     package: str
     source: str
+    build: str
     kernels: dict[str, KernelEntry]
 
     @property
@@ -54,9 +57,10 @@ def read_manifest(folder: Path) -> Manifest | Reason:
     """The manifest in `folder`, or why it cannot be used."""
     path = folder / "manifest.json"
     if not path.is_file():
-        return Reason("no_kernels", "No prebuilt kernels are installed for this card; ComfyUI's own attention runs.")
+        return Reason("kernels_damaged", f"There is no manifest.json in {folder}. {_REINSTALL}")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
+        data = json.loads(text)
         if data["schema"] != SCHEMA or data["abi"] != ABI:
             return Reason(
                 "kernels_version",
@@ -77,8 +81,11 @@ def read_manifest(folder: Path) -> Manifest | Reason:
             )
             for k in data["kernels"]
         }
-        return Manifest(folder, data["arch"], data["package"], data["source"], kernels)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        build = hashlib.sha256(text).hexdigest()
+        manifest = Manifest(folder, data["arch"], data["package"], data["source"], build, kernels)
+        _ = manifest.capability  # an arch that is no arch is damage, too
+        return manifest
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Reason("kernels_damaged", f"{path} cannot be read ({type(error).__name__}). {_REINSTALL}")
 
 

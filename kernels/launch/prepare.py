@@ -50,9 +50,12 @@ class Queue:
     stream: int
 
     @classmethod
-    def current(cls, library: Library, device: torch.device) -> Queue:
-        """On torch's current stream of `device`."""
-        return cls(library, torch.cuda.current_stream(device).cuda_stream)
+    def current(cls, library: Library) -> Queue:
+        """On torch's current stream of the library's device, looked up once for all launches of a call."""
+        stream = library.stream()
+        if isinstance(stream, Reason):
+            raise Refused(stream)
+        return cls(library, stream)
 
     def __call__(self, name: str, grid: tuple[int, ...], *arguments: Tensor | int | float | None) -> None:
         kernel = self.library.kernel(name)
@@ -77,7 +80,8 @@ def rows_of(x: Tensor) -> Tensor:
     """`x` [B, H, L, 128] itself where the kernels can read its rows, else a contiguous copy."""
     steps = [s for s, n in zip(x.stride()[:3], x.shape[:3], strict=True) if n > 1]
     fits = x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(s % 8 == 0 for s in steps)
-    return x if fits else x.contiguous()
+    # Not `contiguous()`: that returns a contiguous tensor as it is, and with it an address that is not aligned.
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def _layout(x: Tensor) -> tuple[int, int, int, int, int]:
@@ -91,9 +95,15 @@ def _ceil(a: int, b: int) -> int:
 
 
 def prepare(
-    library: Library, q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None = None
+    library: Library,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: Plan,
+    labels: Tensor | None = None,
+    queue: Queue | None = None,
 ) -> Images | Reason:
-    """The images of one call, queued on the current stream. labels: uint8 [B, H, Lkv] or None.
+    """The images of one call, queued on `queue` or the current stream. labels: uint8 [B, H, Lkv] or None.
 
     q: [B, H, Lq, 128], k, v: [B, H, Lkv, 128] on the device of `library`. Without means of V or K the order of the
     tokens does not matter to the product, so labels are then ignored.
@@ -102,8 +112,8 @@ def prepare(
     if reason is not None:
         return reason
     images = allocate(q.shape[0], q.shape[1], q.shape[2], k.shape[2], plan, q.device)
-    queue = Queue.current(library, q.device)
     try:
+        queue = Queue.current(library) if queue is None else queue
         order = None
         if labels is not None and (plan.demean or plan.key_means):
             order = _order(queue, labels)
@@ -151,7 +161,7 @@ def _v(queue: Queue, v: Tensor, order: Tensor | None, images: Images) -> None:
 def token_order(library: Library, labels: Tensor) -> Tensor | Reason:
     """The stable argsort of `labels` (uint8 [B, H, L]) as int32 [B, H, L], by counting."""
     try:
-        return _order(Queue.current(library, labels.device), labels)
+        return _order(Queue.current(library), labels)
     except Refused as refused:
         return refused.reason
 
@@ -179,7 +189,7 @@ def group(
         return Reason("dtype", f"The grouping kernels take bf16 and fp16 with head dimension 128, not {v.dtype}.")
     groups = group_count(v, groups, previous)
     try:
-        return _group(Queue.current(library, v.device), rows_of(v), groups, previous, refresh)
+        return _group(Queue.current(library), rows_of(v), groups, previous, refresh)
     except Refused as refused:
         return refused.reason
 
@@ -201,7 +211,8 @@ def _group(queue: Queue, v: Tensor, groups: int, previous: Tensor | None, refres
             queue(f"group_assign_{kind}", grid, v, packed, bias, sampled, *layout, count, groups, 1)
             queue(f"group_update_{kind}", update, v, sampled, raw, packed, bias, *layout, count, groups, 0)
     else:
-        source = previous.to(torch.float32).contiguous()
+        source = rows_of(previous.to(torch.float32))
+        source = source if source.is_contiguous() else source.contiguous()
         queue(f"group_place_{kind}", update, source, None, raw, packed, bias, groups, groups)
     scores = torch.empty((n, MAX_GROUPS, MAX_GROUPS), dtype=torch.float32, device=device)
     rank = torch.empty((n, MAX_GROUPS), dtype=torch.int32, device=device)

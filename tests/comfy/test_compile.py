@@ -72,3 +72,18 @@ def test_compiled_equals_eager_and_steps_do_not_recompile(tiny, name, scope):
     assert graphs[2:] == [graphs[2]] * len(graphs[2:])
     tiny_models.sample(patched, name, STEPS)
     assert graphs[-1] == graphs[2]
+
+
+@pytest.mark.parametrize("name", ["wan22_t2v", "hunyuan_video"])
+def test_measuring_does_not_recompile(tiny, name):
+    """VC-Attention Quality on a compiled model: every layer of every step is measured, and no step is traced again."""
+    from vc_attention.nodes.quality import Quality, QualityOptions
+    from vc_attention.nodes.watch import watch as observed
+
+    quality = Quality(QualityOptions())
+    model = observed(attach_again(tiny(name), name), quality)
+    patched, graphs = count_graphs(compiled(model, name, "whole model"))
+    tiny_models.sample(patched, name, STEPS)
+    (run,) = quality.results()
+    assert {total.count for total in run.layers.values()} == {STEPS}
+    assert graphs[0] > 0 and graphs[2:] == [graphs[2]] * len(graphs[2:])

@@ -6,7 +6,10 @@ specification, run on fp32 tensors, has not.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from kernel_cases import exact, relative
 from vc_attention import kernels
 from vc_attention.kernels import EXACT, FAITHFUL, FAST, FOUR_BIT, Plan
 
+ROOT = Path(__file__).resolve().parents[2]
 PLANS = {
     "fast": FAST,
     "fast_per_thread": replace(FAST, score_groups="per_thread"),
@@ -253,3 +257,21 @@ def test_compiled_equals_eager(backend):
 
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     assert torch.equal(compiled(q, k, v), layer(q, k, v))
+
+
+def test_the_first_call_does_not_import_the_compiler(tmp_path):
+    """torch's compiler takes 2 to 5 seconds to import, which the first step of a clip would wait for."""
+    program = tmp_path / "first_call.py"
+    program.write_text(
+        "import importlib.util, sys, torch\n"
+        f"spec = importlib.util.spec_from_file_location('pack', {str(ROOT / 'tools' / 'pack.py')!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "module.load_pack()\n"
+        "from vc_attention import kernels\n"
+        "q = torch.randn(1, 1, 8, 64)\n"
+        "kernels.attention(q, q, q, kernels.FAST, backend='spec')\n"
+        "assert 'torch._dynamo' not in sys.modules, 'the compiler was imported'\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

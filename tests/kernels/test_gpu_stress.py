@@ -4,6 +4,7 @@ many streams, graphs, wrong arguments. On an sm_90 GPU.
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 
@@ -64,13 +65,13 @@ def test_every_length_modulo_128_is_as_accurate_as_the_specification(name, lq):
     bad = []
     for lkv, (mine, theirs, norm, guess) in zip(lengths, table.tolist(), strict=True):
         error, spec = math.sqrt(mine / norm), math.sqrt(theirs / norm)
-        if not error <= allowed(spec, guess, rows, BF16):
+        if not error <= allowed(spec, guess, rows, BF16, plan):
             bad.append((lkv, error, spec))
     assert not bad
     # All lengths together, where few rows leave little noise.
     mine, theirs, norm, _ = table.sum(0).tolist()
     guess = table[:, 3].max().item()
-    assert math.sqrt(mine / norm) <= allowed(math.sqrt(theirs / norm), guess, rows * len(found), BF16)
+    assert math.sqrt(mine / norm) <= allowed(math.sqrt(theirs / norm), guess, rows * len(found), BF16, plan)
 
 
 @pytest.mark.parametrize("lkv", [65_537, 100_000, 131_072, 150_063, 199_999, 200_000])
@@ -79,7 +80,7 @@ def test_long_sequences_are_as_accurate_as_the_specification(name, lkv):
     plan = PLANS[name]
     q, k, v = tensors(1, 256, lkv, seed=lkv)
     mine, theirs, norm, guess = errors(q, k, v, plan, labels_for(v, plan)).tolist()
-    assert math.sqrt(mine / norm) <= allowed(math.sqrt(theirs / norm), guess, 256, BF16)
+    assert math.sqrt(mine / norm) <= allowed(math.sqrt(theirs / norm), guess, 256, BF16, plan)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -89,8 +90,10 @@ def test_dirty_memory_does_not_reach_the_result(name):
     inputs = [tensors(3, 130, 257, seed=1), tensors(2, 700, 4097, seed=2)]
     results = {}
     for byte in (0x00, 0xFF, 0x7F, 0xA5):
+        # Blocks of earlier calls that are still cached, and not yet freed ones, would be handed out first.
+        gc.collect()
         dirty_memory(byte)
-        for size in (1 << 12, 1 << 25):
+        for size in (512 << 10, 1 << 25):
             probe = torch.empty(size, dtype=torch.uint8, device="cuda")
             assert bool((probe.cpu() == byte).all()), "the allocator handed out other memory: this test shows nothing"
             del probe

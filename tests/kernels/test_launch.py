@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import json
+import struct
 
 import pytest
 import torch
+from stub_driver import NoDevice, Stream, StubDriver, kernel_entry, stub_cubin
 from vc_attention.kernels import FAITHFUL, FAST, FOUR_BIT, Plan
 from vc_attention.kernels.cute.reference import prepare
+from vc_attention.kernels.launch import driver as driver_module
 from vc_attention.kernels.launch import loader
 from vc_attention.kernels.launch.abi import ABI
 from vc_attention.kernels.launch.attend import attend, kernel_name, supports
@@ -19,22 +20,11 @@ from vc_attention.kernels.launch.loader import Kernel, Library, load_library
 from vc_attention.kernels.launch.manifest import KernelEntry, Manifest, read_cubin, read_manifest
 from vc_attention.kernels.reasons import Reason
 
-CUBIN = b"not really a cubin"
+CUBIN = stub_cubin("kernel_k")
 
 
 def manifest_data(**changes):
-    kernel = {
-        "name": "k",
-        "file": "k.cubin",
-        "sha256": hashlib.sha256(CUBIN).hexdigest(),
-        "symbol": "kernel_k",
-        "arguments": ["x", "n", "s"],
-        "params": [[0, 8], [8, 4], [12, 4]],
-        "block": [384, 1, 1],
-        "shared": 1024,
-        "grid": "1",
-        "registers": 168,
-    }
+    kernel = kernel_entry("k", CUBIN)
     data = {"schema": 1, "abi": ABI, "package": "0.1.0", "source": "0" * 64, "arch": "sm_90a", "kernels": [kernel]}
     return {**data, **changes}
 
@@ -44,40 +34,6 @@ def folder(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest_data()))
     (tmp_path / "k.cubin").write_bytes(CUBIN)
     return tmp_path
-
-
-class FakeLibrary:
-    """The driver's functions as the launcher calls them; `fail` names one that returns an error."""
-
-    def __init__(self, fail: str = "", params=((0, 8), (8, 4), (12, 4)), context: int = 1):
-        self.fail, self.params, self.context, self.launched = fail, params, context, []
-
-    def __getattr__(self, name):
-        if not name.startswith("cu"):
-            raise AttributeError(name)
-        return lambda *arguments: 700 if name == self.fail else getattr(self, "_" + name, lambda *a: 0)(*arguments)
-
-    def _cuCtxGetCurrent(self, context):  # noqa: N802 - the driver's name
-        context._obj.value = self.context
-        return 0
-
-    def _cuFuncGetParamInfo(self, function, index, offset, size):  # noqa: N802
-        if index.value >= len(self.params):
-            return 1
-        offset._obj.value, size._obj.value = self.params[index.value]
-        return 0
-
-    def _cuGetErrorName(self, result, name):  # noqa: N802
-        name._obj.value = b"CUDA_ERROR_FAKE"
-        return 0
-
-    def _cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, arguments, extra):  # noqa: N802
-        # Plain integers, as the launcher sets argtypes on the real function.
-        x = ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_uint64)).contents.value
-        n = ctypes.cast(arguments[1], ctypes.POINTER(ctypes.c_uint32)).contents.value
-        s = ctypes.cast(arguments[2], ctypes.POINTER(ctypes.c_float)).contents.value
-        self.launched.append(((gx, gy, gz), bx, shared, stream, x, n, s))
-        return 0
 
 
 def entry_of(folder) -> tuple[Manifest, KernelEntry]:
@@ -96,12 +52,14 @@ def test_manifest_is_read(folder):
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        (None, "no_kernels"),
+        (None, "kernels_damaged"),
         ("{", "kernels_damaged"),
         ("[]", "kernels_damaged"),
         (json.dumps(manifest_data(abi=ABI + 1)), "kernels_version"),
         (json.dumps(manifest_data(schema=99)), "kernels_version"),
         (json.dumps(manifest_data(kernels=[{}])), "kernels_damaged"),
+        (json.dumps(manifest_data(arch="hopper")), "kernels_damaged"),
+        (json.dumps(manifest_data(arch=None)), "kernels_damaged"),
     ],
 )
 def test_bad_manifests_are_reasons(tmp_path, text, code):
@@ -120,57 +78,105 @@ def test_changed_or_missing_cubins_are_reasons(folder):
     assert read_cubin(manifest, entry).code == "kernels_damaged"
 
 
-def test_launch_passes_what_the_manifest_says(folder):
-    fake = FakeLibrary()
-    kernel = Kernel(Driver(fake), entry_of(folder)[1], ctypes.c_void_p(5), 0)
+def load(folder, monkeypatch, stub, **changes) -> Kernel:
+    """The kernel `k` of `folder`, through every check of the loader."""
+    monkeypatch.setattr(loader.torch.cuda, "device", NoDevice)
+    if changes:
+        data = manifest_data(kernels=[kernel_entry("k", CUBIN, **changes)])
+        (folder / "manifest.json").write_text(json.dumps(data))
+    kernel = Library(Driver(stub), read_manifest(folder), 0).kernel("k")
+    assert isinstance(kernel, Kernel), kernel
+    return kernel
+
+
+def values(launched) -> tuple[int, int, float]:
+    """Pointer, whole number and fp32 of one launch."""
+    return tuple(
+        struct.unpack(kind, data)[0] for kind, data in zip(("<Q", "<I", "<f"), launched.arguments, strict=True)
+    )
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_launch_passes_what_the_manifest_says(folder, monkeypatch, cluster):
+    stub = StubDriver()
+    kernel = load(folder, monkeypatch, stub, cluster=cluster, shared=5000, block=[96, 2, 1])
     x = torch.zeros(4)
-    assert kernel.launch((7, 3, 1), (x, 11, 0.5), stream=42) is None
-    assert kernel.launch((1, 1, 1), (None, 2**31 - 1, -1.5), stream=42) is None
-    assert fake.launched[0] == ((7, 3, 1), 384, 1024, 42, x.data_ptr(), 11, 0.5)
-    assert fake.launched[1][4:] == (0, 2**31 - 1, -1.5)
+    assert kernel.launch((8, 3, 1), (x, 11, 0.5), stream=42) is None
+    assert kernel.launch((2, 1, 1), (None, 2**31 - 1, -1.5), stream=43) is None
+    # A whole number where the parameter was seen to be fp32 stays fp32.
+    assert kernel.launch((2, 1, 1), (None, 0, 3), stream=43) is None
+    first, second, third = stub.launched
+    assert first[:6] == ("kernel_k", (8, 3, 1), (96, 2, 1), 5000, 42, cluster)
+    assert second[:6] == ("kernel_k", (2, 1, 1), (96, 2, 1), 5000, 43, cluster)
+    assert values(first) == (x.data_ptr(), 11, 0.5)
+    assert values(second) == (0, 2**31 - 1, -1.5)
+    assert values(third) == (0, 0, 3.0)
     with pytest.raises(ValueError):
         kernel.launch((1, 1, 1), (x, 11), stream=42)
 
 
-def test_driver_errors_are_reasons(folder):
-    for step in ("cuLaunchKernel", "cuCtxGetCurrent"):
-        kernel = Kernel(Driver(FakeLibrary(fail=step)), entry_of(folder)[1], ctypes.c_void_p(5), 0)
-        reason = kernel.launch((1, 1, 1), (None, 1, 1.0), stream=0)
+def test_a_launch_without_a_stream_takes_torchs_own(folder, monkeypatch):
+    stub = StubDriver(context=0)
+    monkeypatch.setattr(loader.torch.cuda, "current_stream", lambda device: Stream(91))
+    assert load(folder, monkeypatch, stub).launch((1, 1, 1), (None, 1, 1.0)) is None
+    assert stub.launched[0].stream == 91
+    assert stub.asked.count("cuCtxSetCurrent") == 2  # when the kernel was loaded and when it was launched
+
+
+def test_a_launch_with_a_stream_asks_the_driver_for_nothing_else(folder, monkeypatch):
+    stub = StubDriver()
+    kernel = load(folder, monkeypatch, stub)
+    stub.asked.clear()
+    assert kernel.launch((1, 1, 1), (None, 1, 1.0), stream=7) is None
+    assert stub.asked == ["cuLaunchKernel"]
+
+
+def test_the_library_looks_the_stream_up_with_the_context_current(folder, monkeypatch):
+    monkeypatch.setattr(loader.torch.cuda, "current_stream", lambda device: Stream(91 + device))
+    stub = StubDriver(context=0)
+    assert Library(Driver(stub), read_manifest(folder), 1).stream() == 92
+    assert stub.asked[-1] == "cuCtxSetCurrent"
+    assert Library(Driver(StubDriver(fail="cuCtxGetCurrent")), read_manifest(folder), 0).stream().code == "driver_error"
+
+
+def test_driver_errors_are_reasons(folder, monkeypatch):
+    for step, stream in (("cuLaunchKernel", 0), ("cuCtxGetCurrent", None)):
+        stub = StubDriver()
+        kernel = load(folder, monkeypatch, stub)
+        stub.fail = step
+        reason = kernel.launch((1, 1, 1), (None, 1, 1.0), stream)
         assert reason.code == "driver_error"
         assert "CUDA_ERROR_FAKE" in reason.text
+
+
+def test_the_driver_tells_its_version(monkeypatch):
+    monkeypatch.setattr(driver_module, "driver_release", lambda: "580.65.06")
+    assert Driver(StubDriver()).version() == "580.65.06 (CUDA 13.0)"
+    monkeypatch.setattr(driver_module, "driver_release", lambda: "")
+    assert Driver(StubDriver()).version() == "CUDA 13.0"
 
 
 @pytest.mark.parametrize(
     ("fake", "code"),
     [
-        (FakeLibrary(), None),
-        (FakeLibrary(context=0), None),
-        (FakeLibrary(params=((0, 8), (8, 8))), "kernels_abi"),
-        (FakeLibrary(fail="cuLibraryLoadData"), "driver_error"),
-        (FakeLibrary(fail="cuLibraryGetKernel"), "driver_error"),
-        (FakeLibrary(fail="cuKernelGetFunction"), "driver_error"),
-        (FakeLibrary(fail="cuFuncSetAttribute"), "driver_error"),
+        (StubDriver(), None),
+        (StubDriver(context=0), None),
+        (StubDriver(params=((0, 8), (8, 8))), "kernels_abi"),
+        (StubDriver(arch="sm_120a"), "driver_error"),
+        (StubDriver(fail="cuLibraryLoadData"), "driver_error"),
+        (StubDriver(fail="cuLibraryGetKernel"), "driver_error"),
+        (StubDriver(fail="cuKernelGetFunction"), "driver_error"),
+        (StubDriver(fail="cuFuncSetAttribute"), "driver_error"),
     ],
 )
 def test_loading_checks_the_kernel(folder, monkeypatch, fake, code):
-    monkeypatch.setattr(loader.torch.cuda, "device", _NoDevice)
+    monkeypatch.setattr(loader.torch.cuda, "device", NoDevice)
     kernel = Library(Driver(fake), read_manifest(folder), 0).kernel("k")
     assert (kernel.code if isinstance(kernel, Reason) else None) == code
 
 
-class _NoDevice:
-    def __init__(self, index):
-        self.index = index
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *arguments):
-        return False
-
-
 def test_unknown_kernels_and_devices_are_reasons(folder):
-    assert Library(Driver(FakeLibrary()), read_manifest(folder), 0).kernel("other").code == "no_kernel"
+    assert Library(Driver(StubDriver()), read_manifest(folder), 0).kernel("other").code == "no_kernel"
     assert load_library(folder, torch.device("cpu")).code == "device"
 
 

@@ -142,3 +142,13 @@ def test_what_is_not_supported_has_a_reason():
         assert found is not None and found.code == code
     with pytest.raises(ValueError, match="1 to 256"):
         prep.group(None, q, 300)
+
+
+@pytest.mark.parametrize("skipped", range(1, 8))
+def test_rows_at_an_odd_address_are_copied(skipped):
+    """A contiguous view at any offset: `contiguous()` would hand it back as it is, and 16-byte loads would fault."""
+    flat = torch.randn(skipped + 2 * 3 * 5 * 128).to(torch.bfloat16)
+    view = flat[skipped:].view(2, 3, 5, 128)
+    rows = prep.rows_of(view)
+    assert view.is_contiguous() and torch.equal(rows, view)
+    assert rows.data_ptr() % 16 == 0 and (rows is view) == (view.data_ptr() % 16 == 0)

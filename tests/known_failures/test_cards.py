@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from vc_attention.kernels import EXACT, FAST, FOUR_BIT, supports
+from vc_attention.kernels.launch import chain
 
 #: Compute capability: a card's name, and a word that only the right explanation has.
 CARDS = {
@@ -33,6 +34,7 @@ def _fake(monkeypatch, cards: list[tuple[str, tuple[int, int] | None]], hip: str
     def index(device) -> int:
         return torch.device(device).index or 0
 
+    monkeypatch.setattr(chain, "_known", {})  # what was found out about the real cards stays out of it
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))

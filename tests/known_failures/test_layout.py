@@ -1,4 +1,4 @@
-"""Strides, offsets beyond 32 bits, dtypes and mutation, at the library's own door (the hook's are in test_hook.py)."""
+"""Strides, offsets beyond 32 bits, dtypes and mutation, at the library's own door."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 from fakes_038 import MallocGraph
 from node_fakes import FakePatcher, FlowSampling, forward, options, self_attention
+from vc_attention.nodes import guard
 from vc_attention.nodes.hook import attach, session_of
 
 pytestmark = pytest.mark.fakes
@@ -37,6 +38,16 @@ def test_everything_kept_is_made_outside_the_recording(graph):
         kept = kept_tensors(model)
         assert len(kept) >= 4 and graph.leaked(kept) == []
     assert graph.paused == 0
+
+
+def test_what_the_guard_leaves_for_the_end_of_the_pass_is_made_outside_the_recording(graph, monkeypatch):
+    found = []
+    real = guard.agreement
+    monkeypatch.setattr(guard, "agreement", lambda *given: found.append(real(*given)) or found[-1])
+    model = attach(FakePatcher(), options())
+    with graph:
+        forward(model, [self_attention(96, seed=i, block=("double", i)) for i in range(2)], 1.0, SIGMAS)
+    assert len(found) == 2 and graph.leaked(found) == []
 
 
 def test_the_fake_would_notice(graph):

@@ -81,7 +81,7 @@ CASES = {
     "no_kernel": lambda: code(Q, K, V, HEADS, unsupported=lambda call: Reason("no_kernel", "no")),
 }
 #: Given elsewhere: by the hook after a problem, and inside a CUDA graph.
-NOT_FROM_A_CALL = {"error", "memory", "capture"}
+NOT_FROM_A_CALL = {"budget", "error", "guard", "memory", "capture"}
 
 
 @pytest.mark.parametrize("expected", CASES)

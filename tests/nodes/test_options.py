@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from vc_attention.kernels import EXACT, FAITHFUL, FAST, FOUR_BIT
-from vc_attention.nodes.options import PatchOptions, parse_dense_blocks
+from vc_attention.nodes.options import PatchOptions, parse_blocks
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from vc_attention.nodes.options import PatchOptions, parse_dense_blocks
     ],
 )
 def test_dense_blocks(text, any_type, typed):
-    blocks = parse_dense_blocks(text)
+    blocks = parse_blocks(text)
     assert (blocks.any_type, blocks.typed) == (frozenset(any_type), frozenset(typed))
     assert bool(blocks) == bool(any_type or typed)
 
 
 def test_dense_blocks_membership():
-    blocks = parse_dense_blocks("2, single:3")
+    blocks = parse_blocks("2, single:3")
     assert ("double", 2) in blocks and ("single", 2) in blocks and (None, 2) in blocks
     assert ("single", 3) in blocks and ("double", 3) not in blocks
     assert (None, None) not in blocks
@@ -36,7 +36,7 @@ def test_dense_blocks_membership():
 @pytest.mark.parametrize("text", ["a", "1..3", "5-2", "-1", "single:", "1 2", "0-99999", "1,two"])
 def test_dense_blocks_error_names_the_item(text):
     with pytest.raises(ValueError, match="dense_blocks") as caught:
-        parse_dense_blocks(text)
+        parse_blocks(text)
     assert text.split(",")[-1].strip() in str(caught.value)
     with pytest.raises(ValueError, match="dense_blocks"):
         PatchOptions(dense_blocks=text)

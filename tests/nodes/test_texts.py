@@ -1,4 +1,4 @@
-"""The texts that exist twice are equal, and the files that ComfyUI's frontend reads are in place."""
+"""One wording everywhere: the node's tooltips, the locale file, and the help page."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pytest
+from vc_attention.nodes.capture import CaptureOptions
 from vc_attention.nodes.messages import DESCRIPTION, DISPLAY_NAME, TOOLTIPS
 from vc_attention.nodes.options import PatchOptions
+from vc_attention.nodes.quality import QualityOptions
+from vc_attention.nodes.texts import NODES
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDGETS = [f.name for f in dataclasses.fields(PatchOptions) if f.init and f.name != "plan"]
 
 
+def locale() -> dict:
+    return json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
+
+
 def test_locale_says_what_the_node_says():
-    node = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))["VCAttentionPatch"]
+    node = locale()["VCAttentionPatch"]
     assert node["display_name"] == DISPLAY_NAME and node["description"] == DESCRIPTION
     assert list(node["inputs"]) == ["model", *WIDGETS]
     assert {name: entry["tooltip"] for name, entry in node["inputs"].items()} == {
@@ -28,3 +36,28 @@ def test_every_widget_has_a_tooltip_and_a_row_in_the_help_page():
     assert set(TOOLTIPS) == {"model", "output", *WIDGETS}
     for name in WIDGETS:
         assert TOOLTIPS[name].endswith(".") and any(f"`{name}`" in line for line in page.splitlines() if "|" in line)
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_the_other_nodes_say_the_same_in_the_locale(node):
+    texts, entry = NODES[node], locale()[node]
+    assert entry["display_name"] == texts.display_name and entry["description"] == texts.description
+    assert [(name, item["tooltip"]) for name, item in entry["inputs"].items()] == list(texts.inputs.items())
+    assert [(item["name"], item["tooltip"]) for item in entry["outputs"].values()] == list(texts.outputs.items())
+    assert all(text.endswith(".") for text in (texts.description, *texts.inputs.values(), *texts.outputs.values()))
+
+
+@pytest.mark.parametrize(
+    ("node", "widgets"),
+    [
+        ("VCAttentionQuality", [f.name for f in dataclasses.fields(QualityOptions) if f.init]),
+        ("VCAttentionQualityReport", ["save_profile"]),
+        ("VCAttentionCapture", [f.name for f in dataclasses.fields(CaptureOptions) if f.init]),
+    ],
+)
+def test_each_widget_of_the_other_nodes_has_a_row_in_its_help_page(node, widgets):
+    page = (ROOT / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# {NODES[node].display_name}\n")
+    assert [name for name in NODES[node].inputs if name not in ("model", "latent")] == widgets
+    for name in widgets:
+        assert any(f"`{name}`" in line for line in page.splitlines() if line.startswith("|"))

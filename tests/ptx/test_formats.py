@@ -95,14 +95,14 @@ def as_float32(x: Fraction) -> np.float32:
 def test_fma_rounds_once():
     """Random values, and c chosen so that the exact sum lies at or just beside a tie."""
     generator = np.random.default_rng(4)
-    a, b = (generator.standard_normal(4000).astype(np.float32) for _ in range(2))
-    c = (generator.standard_normal(4000) * 2.0 ** generator.integers(-30, 30, 4000)).astype(np.float32)
-    ulp = np.float32(2.0**-24) * (1 + generator.integers(0, 2, 4000)).astype(np.float32)
-    a = np.concatenate([a, np.float32(1) + ulp, 1 - ulp, np.full(4000, 2.0**-100, np.float32)])
+    a, b = (generator.standard_normal(1000).astype(np.float32) for _ in range(2))
+    c = (generator.standard_normal(1000) * 2.0 ** generator.integers(-30, 30, 1000)).astype(np.float32)
+    ulp = np.float32(2.0**-24) * (1 + generator.integers(0, 2, 1000)).astype(np.float32)
+    a = np.concatenate([a, np.float32(1) + ulp, 1 - ulp, np.full(1000, 2.0**-100, np.float32)])
     b = np.concatenate(
-        [b, np.float32(1) - ulp, np.float32(1) + ulp, generator.standard_normal(4000).astype(np.float32)]
+        [b, np.float32(1) - ulp, np.float32(1) + ulp, generator.standard_normal(1000).astype(np.float32)]
     )
-    c = np.concatenate([c, np.float32(2.0**-24) * (a[4000:8000] > 0), -ulp * a[8000:12000], c])
+    c = np.concatenate([c, np.float32(2.0**-24) * (a[1000:2000] > 0), -ulp * a[2000:3000], c])
     found = fm.fma(a, b, c)
     for x, y, z, result in zip(a, b, c, found, strict=True):
         exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))

@@ -170,10 +170,9 @@ def test_grouping(ptx, kind):
     centres, pick = torch.randn(1, 1, 7, 128, generator=g), torch.randint(7, (1, 1, 300), generator=g)
     v = (torch.randn(1, 1, 300, 128, generator=g) + 2 * centres[0, 0][pick]).to(DTYPES[kind])
     labels, centroids = grouping(ptx, v, 7)
-    for poison in (0xFF, 0x7F):
-        again = grouping(ptx, v, 7, poison=poison, seed=poison)
-        assert torch.equal(again[0], labels)
-        assert torch.equal(again[1], centroids)
+    again = grouping(ptx, v, 7, poison={"bf16": 0xFF, "fp16": 0x7F}[kind], seed=1)
+    assert torch.equal(again[0], labels)
+    assert torch.equal(again[1], centroids)
     theirs, their_centroids = spec_grouping.group(v, 7)
     assert torch.equal(labels, theirs)
     assert torch.allclose(centroids, their_centroids, atol=1e-5)
@@ -184,9 +183,9 @@ def test_grouping(ptx, kind):
 
 
 def test_the_whole_call(ptx):
-    """Grouping, preparation and attention on one another's results, two heads, tokens stored [B, L, H, D]."""
+    """Grouping, preparation and attention on one another's results, tokens stored [B, L, H, D]."""
     plan = Plan(key_means=True)
-    q, k, v = (layouts(x, 1) for x in tensors(1, 2, 40, 270, torch.bfloat16, 4))
+    q, k, v = (layouts(x, 1) for x in tensors(1, 1, 110, 270, torch.bfloat16, 4))
     labels, _ = grouping(ptx, v, 5)
     library = on_torch.InterpretedLibrary(ptx, schedule="random", seed=2)
     images = on_torch.prepare(library, q, k, v, plan, labels)

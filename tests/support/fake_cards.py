@@ -43,6 +43,7 @@ MACHINES: dict[str, tuple[FakeCard, ...]] = {
     "13.0": (NEXT_YEAR,),
     "two-different": (RTX_5090, RTX_3090),
     "two-equal": (H200, H200),
+    "two-families": (H200, RTX_5090),
     "amd": (),
     "apple": (),
     "cpu": (),

@@ -1,97 +1,407 @@
-"""install.py as ComfyUI Manager runs it: any folder, any number of times, never a failure."""
+"""install.py as ComfyUI Manager runs it: any folder, any number of times, several at once, killed; never a failure."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import small_wheels
+from installing import Pack, start
+from small_wheels import check_build
+from vc_attention.kernels.install.console import Progress
+from wheel_server import serving
 
-ROOT = Path(__file__).resolve().parents[2]
-#: Everything install.py may use of the pack.
-FILES = ("install.py", "kernels/cards.py", "kernels/detect.py")
+OLD, NEW = small_wheels.wheel(version="0.0.9"), small_wheels.wheel()
+NAME = "vc_attention_kernels_hopper-0.1.0-py3-none-any.whl"
+OWN = "ComfyUI's own attention runs"
 
 
 @pytest.fixture
-def pack(tmp_path: Path) -> Path:
-    """A pack in a folder with spaces and letters that ASCII lacks, holding only what install.py may use."""
-    folder = tmp_path / "custom nodes" / "\u00dcbung \u4e2d\u6587 VC"
-    for file in FILES:
-        target = folder / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / file, target)
-    return folder
+def pack(tmp_path: Path) -> Pack:
+    """A pack that pins one small wheel, in a folder with spaces and letters that ASCII lacks."""
+    pack = Pack(tmp_path / "custom nodes" / "\u00dcbung \u4e2d\u6587 VC")
+    pack.pin({"hopper": NEW})
+    return pack
 
 
-def run(pack: Path, *arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """install.py in an interpreter that sees no installed package."""
-    return subprocess.run(
-        [sys.executable, "-S", "-s", str(pack / "install.py"), *arguments],
-        cwd=cwd or pack,
-        env={**os.environ, **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=60,
-        check=False,
+def beside(pack: Pack, data: bytes = NEW, name: str = NAME) -> Path:
+    """The wheel in the folder `wheels` of the pack."""
+    folder = pack.folder / "wheels"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(data)
+    return folder / name
+
+
+def with_old(pack: Pack) -> None:
+    """Let the build of the version before be installed."""
+    pack.pin({"hopper": OLD}, "0.0.9")
+    file = beside(pack, OLD, NAME.replace("0.1.0", "0.0.9"))
+    assert "are installed now" in pack.run()
+    file.unlink()
+    pack.pin({"hopper": NEW})
+
+
+def test_a_wheel_beside_the_pack_is_installed_once(pack: Pack, tmp_path: Path) -> None:
+    beside(pack)
+    line = pack.run(cwd=tmp_path)
+    assert line == (
+        "VC-Attention: NVIDIA H200 (compute capability 9.0): the 8-bit kernels for Hopper (H100, H200) are installed "
+        f"now (version 0.1.0, from {pack.folder / 'wheels' / NAME}). Restart ComfyUI to use them."
     )
+    check_build(pack.prebuilt, data=NEW)
+    before, began = pack.tree(), time.monotonic()
+    assert "are installed (version 0.1.0); there is nothing to do." in pack.run(cwd=tmp_path / "custom nodes")
+    assert time.monotonic() - began < 1
+    assert pack.tree() == before
+    build = f"hopper/{small_wheels.pins({'hopper': NEW})['wheels'][0]['sha256'][:12]}"
+    assert pack.installed() == {
+        "hopper.json",
+        f"{build}/provenance.json",
+        *(f"{build}/sm_90a/{name}" for name in ("manifest.json", *(f"kernel_{n}.cubin" for n in range(3)))),
+    }
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder`."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def test_a_newer_version_takes_the_place_of_the_old_one(pack: Pack) -> None:
+    with_old(pack)
+    assert check_build(pack.prebuilt, data=OLD)["version"] == "0.0.9"
+    beside(pack)
+    assert "version 0.1.0" in pack.run()
+    assert check_build(pack.prebuilt, data=NEW)["version"] == "0.1.0"
+    assert len(list((pack.prebuilt / "hopper").iterdir())) == 1  # the old build is gone
 
 
-def test_from_any_folder_twice_it_says_one_line_and_changes_nothing(pack: Path, tmp_path: Path) -> None:
-    before = tree(pack)
-    first, second = run(pack, cwd=tmp_path), run(pack, cwd=pack)
-    for done in (first, second):
-        assert done.returncode == 0 and done.stderr == ""
-        assert done.stdout.startswith("VC-Attention: ") and done.stdout.count("\n") == 1
-    assert first.stdout == second.stdout
-    assert tree(pack) == before
+@pytest.mark.parametrize("how", ["folder", "file", "file address", "relative"])
+def test_from_a_place_on_this_machine(pack: Pack, tmp_path: Path, how: str) -> None:
+    file = tmp_path / "a stick" / "k\u00f6rner" / (NAME if how != "file" else "downloaded (1).whl")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(NEW)
+    given = {"folder": file.parent, "file": file, "file address": file.parent.as_uri(), "relative": file.parent.name}
+    assert "are installed now" in pack.run("--from", str(given[how]), cwd=file.parents[1])
+    check_build(pack.prebuilt, data=NEW)
 
 
-def test_a_read_only_folder_is_no_problem(pack: Path) -> None:
-    folders = [pack, *(path for path in pack.rglob("*") if path.is_dir())]
-    for folder in folders:
-        folder.chmod(0o555)
-    try:
-        done = run(pack)
-    finally:
-        for folder in folders:
-            folder.chmod(0o755)
-    assert done.returncode == 0 and done.stdout.startswith("VC-Attention: ")
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("missing", "--from missing: there is no such file or folder."),
+        ("empty", f"There is no {NAME} in empty."),
+        ("ftp://host/wheels", "There is no way to fetch from ftp addresses"),
+        ("wrong", f"is not the file that this version of the pack pins (it has 3 bytes instead of {len(NEW)})"),
+        ("forged", "is not the file that this version of the pack pins (its hash differs)"),
+    ],
+)
+def test_a_place_without_the_wheel_is_named_and_the_next_one_serves(
+    pack: Pack, tmp_path: Path, given: str, words: str
+) -> None:
+    for folder, data in (("wrong", b"abc"), ("forged", NEW[:-1] + b"x"), ("empty", None)):
+        (tmp_path / folder).mkdir()
+        if data:
+            (tmp_path / folder / NAME).write_bytes(data)
+    with_old(pack)
+    line = pack.run("--from", given, cwd=tmp_path)
+    assert words in line and "Version 0.0.9, installed before, stays in use." in line
+    assert "127.0.0.1:9 cannot be reached (Connection refused)" in line and "run install.py --from FOLDER" in line
+    check_build(pack.prebuilt, data=OLD)
+    beside(pack)
+    assert "are installed now" in pack.run("--from", given, cwd=tmp_path)
+    check_build(pack.prebuilt, data=NEW)
+
+
+def test_without_an_earlier_build_the_line_says_what_runs(pack: Pack) -> None:
+    line = pack.run()
+    assert "could not be installed. " in line and f"Until then {OWN}." in line
+    assert pack.installed() == set()
+
+
+def test_a_damaged_build_is_brought_anew(pack: Pack) -> None:
+    beside(pack)
+    pack.run()
+    (cubin,) = pack.prebuilt.glob("hopper/*/sm_90a/kernel_1.cubin")
+    for harm in (cubin.unlink, lambda: cubin.write_bytes(b"x"), lambda: shutil.rmtree(cubin.parents[1])):
+        harm()
+        assert "are installed now" in pack.run()
+        check_build(pack.prebuilt, data=NEW)
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"schema": 1, "folder": "../../x"}',
+        (pack.prebuilt / "hopper.json").read_text()[:40],
+    ):
+        (pack.prebuilt / "hopper.json").write_text(text)
+        assert "are installed now" in pack.run()
+        check_build(pack.prebuilt, data=NEW)
+
+
+def test_a_wheel_that_python_has_as_a_package_needs_no_install(pack: Pack, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for name, data in small_wheels.files_of("hopper").items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_bytes(data)
+    (site / "vc_attention_kernels_hopper" / "__init__.py").write_text("raise SystemExit('this code must not run')")
+    line = pack.line(pack.start(variables={"PYTHONPATH": str(site)}))
+    assert "are installed (version 0.1.0, as a Python package); there is nothing to do." in line
+    assert not pack.prebuilt.exists()
+    (site / "vc_attention_kernels_hopper" / "sm_90a" / "kernel_0.cubin").write_bytes(b"")
+    beside(pack)
+    assert "are installed now" in pack.line(pack.start(variables={"PYTHONPATH": str(site)}))
+
+
+def test_two_different_cards_get_their_wheels(pack: Pack) -> None:
+    rtx = small_wheels.wheel("blackwell-rtx")
+    pack.pin({"hopper": NEW, "blackwell-rtx": rtx})
+    beside(pack)
+    beside(pack, rtx, NAME.replace("hopper", "blackwell_rtx"))
+    hopper, blackwell = pack.run(machine="two-families").split(" | ")
+    assert "NVIDIA H200" in hopper and "Hopper (H100, H200) are installed now" in hopper
+    assert "NVIDIA GeForce RTX 5090" in blackwell and "GB10) are installed now" in blackwell
+    check_build(pack.prebuilt, "hopper", NEW)
+    check_build(pack.prebuilt, "blackwell-rtx", rtx)
+    assert "RTX Blackwell" in pack.run(machine="12.0")
+    check_build(pack.prebuilt, "hopper", NEW)  # the card is gone, its kernels need not be
+
+
+@pytest.mark.parametrize("machine", ["cpu", "8.6", "12.0", "amd"])
+def test_a_machine_without_a_card_for_the_wheels_gets_none(pack: Pack, machine: str) -> None:
+    beside(pack)
+    assert OWN in pack.run(machine=machine)
+    assert not pack.prebuilt.exists()
+
+
+def test_an_image_is_built_where_no_card_is_seen(pack: Pack) -> None:
+    beside(pack)
+    line = pack.run("--family", "hopper", "--family", "blackwell-rtx", machine="cpu")
+    assert "The 8-bit kernels for Hopper (H100, H200) are installed now" in line
+    assert line.endswith("There are no released kernels for blackwell-rtx yet.")
+    check_build(pack.prebuilt, data=NEW)
+
+
+def test_a_driver_that_is_too_old_is_said(pack: Pack) -> None:
+    beside(pack)
+    line = pack.run(cuda=12020)
+    assert "serves CUDA 12.2, and the kernels are made for 12.4 or newer: update the driver." in line
+
+
+def test_remove_and_list(pack: Pack) -> None:
+    assert "nothing to remove" in pack.run("--remove")
+    beside(pack)
+    pack.run()
+    listed = start(pack.command("--list"), pack.folder).communicate(timeout=60)[0].splitlines()
+    assert len(listed) == 8
+    (hopper,) = (row for row in listed if row.startswith("Hopper"))
+    assert hopper.endswith("8-bit kernels released, installed, version 0.1.0, every file as it was built")
+    by_hand = pack.prebuilt / "sm_90a" / "manifest.json"
+    by_hand.parent.mkdir()
+    by_hand.write_text("{}")
+    assert "would be removed" in pack.run("--remove", "--dry-run")
+    check_build(pack.prebuilt, data=NEW)
+    assert "kernels for hopper are removed" in pack.run("--remove")
+    assert pack.installed() == {"sm_90a/manifest.json"}  # what somebody built by hand stays
+    assert "are installed now" in pack.run()
+
+
+def test_dry_run_changes_nothing_and_asks_nobody(pack: Pack) -> None:
+    with serving({NAME: NEW}) as server:
+        pack.repository(server.address)
+        before = pack.tree()
+        line = pack.run("--dry-run")
+        assert f"would be installed ({NAME}, {round(len(NEW) / 1e3)} KB, from {server.address}releases/" in line
+        assert server.requests == [] and pack.tree() == before and not pack.prebuilt.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"schema": 2, "version": "1", "wheels": []}', "path", "size", "family"]
+)
+def test_damaged_pins_are_a_sentence(pack: Pack, text: str) -> None:
+    data = small_wheels.pins({"hopper": NEW})
+    if text == "path":
+        data["wheels"][0]["file"] = "../x.whl"
+    elif text == "size":
+        data["wheels"][0]["size"] = 1 << 60
+    elif text == "family":
+        data["wheels"][0]["family"] = "../x"
+    pins = pack.folder / "kernels" / "wheels.json"
+    pins.write_text(json.dumps(data) if text in ("path", "size", "family") else text)
+    assert "wheels.json is damaged. Reinstall or update the pack." in pack.run() and not pack.prebuilt.exists()
 
 
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda pack: (pack / "kernels" / "cards.py").write_text("this is not Python"),
-        lambda pack: (pack / "kernels" / "cards.py").write_text(""),
-        lambda pack: shutil.rmtree(pack / "kernels"),
+        lambda folder: (folder / "kernels" / "cards.py").write_text("this is not Python"),
+        lambda folder: (folder / "kernels" / "cards.py").write_text(""),
+        lambda folder: shutil.rmtree(folder / "kernels"),
     ],
     ids=["damaged", "empty", "missing"],
 )
-def test_a_damaged_pack_ends_with_status_0_and_a_sentence(pack: Path, harm) -> None:
-    harm(pack)
-    done = run(pack)
-    assert done.returncode == 0
-    assert done.stdout.startswith("VC-Attention: this machine could not be examined") and done.stdout.count("\n") == 1
+def test_a_damaged_pack_ends_with_status_0_and_a_sentence(pack: Pack, harm) -> None:
+    harm(pack.folder)
+    process = pack.start()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and err == "" and out.count("\n") == 1
+    assert out.startswith("VC-Attention: install.py could not finish (")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--list"], ["--dry-run"], ["--no-such-option"], ["--list=3"]])
-def test_every_option_ends_with_status_0(pack: Path, arguments: list[str]) -> None:
-    done = run(pack, *arguments)
-    assert done.returncode == 0 and (done.stdout or done.stderr)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--list"], ["--no-such-option"], ["--list=3"], ["--timeout", "0"], ["--family", "x"]]
+)
+def test_every_option_ends_with_status_0(pack: Pack, arguments: list[str]) -> None:
+    process = pack.start(*arguments, machine="cpu")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and (out or err) and "Traceback" not in err
 
 
-def test_a_console_without_the_letters_is_no_problem(pack: Path) -> None:
-    (pack / "kernels" / "cards.py").write_text("raise RuntimeError('\\u4e2d')", encoding="utf-8")
-    done = run(pack, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-    assert done.returncode == 0 and "(RuntimeError: ?)" in done.stdout
+def test_a_console_without_the_letters_is_no_problem(pack: Pack) -> None:
+    beside(pack)
+    line = pack.line(pack.start(variables={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}))
+    assert "?bung ?? VC" in line and "are installed now" in line
+
+
+def test_nobody_listens(pack: Pack) -> None:
+    beside(pack)
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.Popen(pack.command(), stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert process.communicate(timeout=60)[1] == b"" and process.returncode == 0
+    check_build(pack.prebuilt, data=NEW)
+
+
+def test_an_old_python_gets_a_sentence(pack: Pack) -> None:
+    code = (
+        "import sys, runpy; sys.version_info = (3, 9, 18, 'final', 0); runpy.run_path(sys.argv[1], run_name='__main__')"
+    )
+    process = start([sys.executable, "-c", code, str(pack.folder / "install.py")], pack.folder)
+    assert "it needs 3.10 or newer" in pack.line(process)
+
+
+def test_it_needs_no_installed_package_and_writes_nowhere_else(pack: Pack, tmp_path: Path) -> None:
+    """Isolated mode: no site-packages, no environment, no folder of the pack on sys.path."""
+    beside(pack)
+    command = [sys.executable, "-I", "-S", str(pack.folder / "install.py"), "--family", "hopper"]
+    before = set(pack.tree())
+    assert "are installed now" in pack.line(start(command, tmp_path))
+    check_build(pack.prebuilt, data=NEW)
+    assert all(name.startswith("kernels/prebuilt/") for name in set(pack.tree()) - before)
+
+
+def test_two_installs_at_once(pack: Pack) -> None:
+    with_old(pack)
+    with serving({NAME: NEW}) as server:
+        server.rate = len(NEW) * 2
+        processes = [pack.start("--from", server.address) for _ in range(3)]
+        lines = [pack.line(process) for process in processes]
+        assert len(server.requests) == 1
+    assert sum("are installed now" in line for line in lines) == 1
+    assert sum("there is nothing to do" in line for line in lines) == 2
+    check_build(pack.prebuilt, data=NEW)
+
+
+def until(condition, seconds: float = 20) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+#: The writes of an install that go down to the disk: five files, two folders of theirs, the folder of builds after the
+#: new one has its name, the pointer's draft, the folder of pointers after the pointer has changed.
+WRITES = 10
+
+
+@pytest.mark.parametrize("write", [1, 3, 5, 7, 8, 9, WRITES])
+def test_killed_while_unpacking_and_run_again(pack: Pack, tmp_path: Path, write: int) -> None:
+    with_old(pack)
+    beside(pack)
+    marker = tmp_path / "it hangs"
+    process = pack.start(hang_at=write, marker=str(marker))
+    until(marker.exists)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    check_build(pack.prebuilt, data=NEW if write == WRITES else OLD)
+    assert ("there is nothing to do" if write == WRITES else "are installed now") in pack.run()
+    check_build(pack.prebuilt, data=NEW)
+    assert {path.name for path in pack.prebuilt.iterdir()} == {".lock", "hopper", "hopper.json"}
+    assert len(list((pack.prebuilt / "hopper").iterdir())) == 1
+
+
+def test_killed_while_downloading_the_next_run_goes_on(pack: Pack) -> None:
+    with_old(pack)
+    with serving({NAME: NEW}) as server:
+        server.rate = 8000
+        process = pack.start("--from", server.address)
+        (part,) = [
+            pack.prebuilt
+            / ".download"
+            / f"{NAME}.{small_wheels.pins({'hopper': NEW})['wheels'][0]['sha256'][:12]}.part"
+        ]
+        until(lambda: part.exists() and part.stat().st_size > 2000)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        check_build(pack.prebuilt, data=OLD)
+        held = part.stat().st_size
+        server.rate = 0
+        assert "are installed now" in pack.run("--from", server.address)
+        assert server.requests[-1][1] == f"bytes={held}-"
+    check_build(pack.prebuilt, data=NEW)
+    assert not part.parent.exists()
+
+
+def test_ctrl_c_is_a_sentence(pack: Pack) -> None:
+    with_old(pack)
+    with serving({NAME: NEW}) as server:
+        server.faults = ["silent"]
+        process = pack.start("--from", server.address)
+        until(lambda: server.requests)
+        process.send_signal(signal.SIGINT)
+        assert "stopped. What was installed before stays" in pack.line(process)
+    check_build(pack.prebuilt, data=OLD)
+
+
+class Stream(io.StringIO):
+    """A standard output that is a terminal, or is not."""
+
+    encoding = "utf-8"
+    terminal = True
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+def test_progress_on_a_terminal_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", stream := Stream())
+    clock = iter((0.0, 0.05, 0.2, 0.25, 0.4))
+    progress = Progress("x.whl", 2_000_000, lambda: next(clock))
+    for done in (10, 500_000, 600_000, 1_000_000):
+        progress.update(done)
+    progress.finish()
+    *lines, last = stream.getvalue().split("\r")[1:]
+    assert [line.rstrip() for line in lines] == [
+        "VC-Attention: downloading x.whl: 25 % of 2.0 MB",
+        "VC-Attention: downloading x.whl: 50 % of 2.0 MB",
+        "",
+    ]
+    assert last == "" and "\n" not in stream.getvalue()
+
+
+def test_progress_elsewhere_is_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", stream := Stream())
+    stream.terminal = False
+    clock = iter((0.0, 4.0, 5.5, 9.0, 11.0))
+    progress = Progress("x.whl", 2000, lambda: next(clock))
+    for done in (200, 400, 600, 2000):
+        progress.update(done)
+    progress.finish()
+    assert stream.getvalue() == (
+        "VC-Attention: downloading x.whl: 20 % of 2 KB\nVC-Attention: downloading x.whl: 100 % of 2 KB\n"
+    )

@@ -89,6 +89,20 @@ def test_grouping_off_leaves_the_tokens_in_order(tmp_path: Path, capsys) -> None
     assert got["block_energy_removed"] == pytest.approx(block_energy_removed(case["v"]))
 
 
+def test_sampled_rows_are_those_of_the_quality_node(tmp_path: Path, capsys) -> None:
+    case = tensors()
+    out = tmp_path / "out.safetensors"
+    got = numbers(save(tmp_path), capsys, groups=None, rows="sampled", out=str(out))
+    whole = load_file(out)["out"]
+    assert torch.equal(whole, kernels.attention(*case.values(), kernels.FAST, backend="spec"))
+    rows = kernels.sample_rows(150, whole.device)
+    exact = torch.softmax(case["q"][:, :, rows].double() @ case["k"].double().mT / 8, -1) @ case["v"].double()
+    expected = (whole[:, :, rows].double() - exact).norm() / exact.norm()
+    assert got["relative_l2"] == pytest.approx(float(expected), rel=1e-5)
+    assert got["relative_l2"] != pytest.approx(numbers(save(tmp_path), capsys, groups=None)["relative_l2"], rel=1e-3)
+    assert got["shape_q"] == [1, 2, 150, 64] and got["rows"] == "sampled"
+
+
 def test_auto_uses_the_specification_where_no_kernel_is_and_says_so(tmp_path: Path, capsys) -> None:
     got = numbers(save(tmp_path), capsys, backend="auto")
     assert [note for note in got["notes"] if "stands in for a kernel" in note] or got["backend"] in ("cubin", "cute")
@@ -179,7 +193,7 @@ def test_backends_that_cannot(tmp_path: Path, capsys) -> None:
 
 
 def options(**changed) -> argparse.Namespace:
-    defaults = {"plan": "fast", "backend": "auto", "grouping": "auto", "out": None, "json": False}
+    defaults = {"plan": "fast", "backend": "auto", "grouping": "auto", "rows": "all", "out": None, "json": False}
     return argparse.Namespace(**{**defaults, **changed})
 
 
@@ -197,6 +211,7 @@ def test_good_options_make_a_request(tmp_path: Path) -> None:
         ({"case": "missing.safetensors"}, "does not exist"),
         ({"case": "."}, "is a folder"),
         ({"plan": "fastest"}, "--plan fastest: choose fast"),
+        ({"rows": "some"}, "--rows some: choose all or sampled"),
         ({"grouping": "0"}, "from 1 to 256"),
         ({"grouping": "257"}, "from 1 to 256"),
         ({"grouping": "-3"}, "from 1 to 256"),

@@ -1,0 +1,69 @@
+"""Names, descriptions and tooltips of the nodes that look at a run. `locales/en/nodeDefs.json` says the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NodeTexts:
+    """What a node says of itself. inputs and outputs: name -> tooltip, in the order of the node's schema."""
+
+    display_name: str
+    description: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+NODES: dict[str, NodeTexts] = {
+    "VCAttentionQuality": NodeTexts(
+        "VC-Attention Quality",
+        "Measures, while the sampler runs, how close VC-Attention's low-bit attention is to exact attention, layer by "
+        "layer and step by step, on sampled query rows. With a budget, layers that fall below it go back to 16 bit. "
+        "VC-Attention Quality Report, behind the sampler, gives the table, a plot and JSON.",
+        {
+            "model": "The model that comes out of VC-Attention Patch; connect the output to the sampler.",
+            "layers": "Transformer blocks to measure, such as 0-2, 38, single:3. Empty: all, which costs a few "
+            "percent of the attention's time at most. Where the model does not number its blocks: calls of a pass, "
+            "from 1.",
+            "steps": "Steps to measure, such as 1-4, 10. Empty: all.",
+            "budget_db": "Layers whose PSNR against exact attention is measured below this go back to 16 bit for the "
+            "rest of the run: closer to the 16-bit clip, and slower. 0: only measure.",
+            "profile": "The name of a profile that VC-Attention Quality Report saved: its layers stay in 16 bit from "
+            "the first step. Empty: none.",
+        },
+        {"model": "The model, measured while it runs."},
+    ),
+    "VCAttentionQualityReport": NodeTexts(
+        "VC-Attention Quality Report",
+        "Shows what VC-Attention Quality measured in the run that made this latent: the table on the node, a plot, and "
+        "everything as JSON. Can save the layers' decisions as a profile.",
+        {
+            "latent": "The latent that comes out of the sampler; it passes through unchanged.",
+            "model": "The model that comes out of VC-Attention Quality.",
+            "save_profile": "Save which layers stay in 16 bit under this name, in vc_attention/profiles of the output "
+            "folder, in the place of an older profile of that name. Empty: save nothing.",
+        },
+        {
+            "latent": "The latent, unchanged.",
+            "plot": "PSNR of each layer and of each step.",
+            "json": "Every measurement, as JSON.",
+        },
+    ),
+    "VCAttentionCapture": NodeTexts(
+        "VC-Attention Capture",
+        "Saves q, k and v of one attention layer at one step to the output folder, so that 'python3 run.py replay' and "
+        "a bug report can compute the same call again. The file holds numbers made from your prompt and images, and no "
+        "names or paths.",
+        {
+            "model": "The model that comes out of VC-Attention Patch; connect the output to the sampler.",
+            "layer": "The transformer block, such as 12 or single:3. Where the model does not number its blocks: the "
+            "call of a pass, from 1.",
+            "step": "The step, from 1.",
+            "max_mb": "Largest size of the file in MB. What does not fit is left out by whole heads; all tokens stay.",
+            "filename_prefix": "Where in the output folder, and the beginning of the file's name. No file is ever "
+            "overwritten.",
+        },
+        {"model": "The model, unchanged in what it computes."},
+    ),
+}
