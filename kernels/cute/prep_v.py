@@ -16,6 +16,7 @@ from cutlass.cute.runtime import make_ptr
 from . import layouts, layouts_mma8, simt
 from .prep_k import missing_blocks
 from .prep_q import TINY
+from .quantise_nvfp4 import token_of
 
 #: Rows that a thread has in flight: 8 of 16 bytes each, one 128-token block for a CTA.
 FLIGHT = 8
@@ -28,7 +29,9 @@ def max2(a, b, fp16, largest=True):
 
 
 def token_at(order, head, length, position, gather):
-    """Token (Int32) of a valid `position` in the gathered sequence."""
+    """Token (Int32) of a valid `position` in the gathered sequence. gather: None if only the pointer tells."""
+    if gather is None:
+        return token_of(order, head, length, position)
     if not gather:
         return position
     return simt.load_int(order.toint() + (head.to(Int64) * length.to(Int64) + position.to(Int64)) * 4)
@@ -81,13 +84,14 @@ class StatsV:
     """Kernel `v_stats`: grid (BH, ceil(L / 128)), block 256, SHARED bytes of shared memory.
 
     order: int32 [BH, L]. means: fp32 [BH, ceil(L / 128), 128] (written only with `demean`). amax: fp32 [BH, 128], zero
-    on entry; a maximum of non-negative floats does not depend on the order of the atomic operations.
+    on entry; a maximum of non-negative floats does not depend on the order of the atomic operations. gather: None if
+    `order` may be null. rounded: amax is of V less the mean as bf16 (NVFP4's second level asks for that).
     """
 
     SHARED = 8 * 1024
 
-    def __init__(self, fp16: bool, demean: bool, gather: bool):
-        self.fp16, self.demean, self.gather = fp16, demean, gather
+    def __init__(self, fp16: bool, demean: bool, gather: bool | None, rounded: bool = False):
+        self.fp16, self.demean, self.gather, self.rounded = fp16, demean, gather, rounded
 
     @cute.jit
     def __call__(
@@ -160,6 +164,8 @@ class StatsV:
             mean = simt.divide(total, simt.smaller(length - first, Int32(layouts.BLOCK)).to(Float32))
             out = means.toint() + (head * blocks + block).to(Int64) * 512
             simt.store_float(out + (channel * 4).to(Int64), mean, mine)
+        if self.rounded:
+            mean = simt.unpack2(simt.bf16x2(mean, Float32(0.0)), False)[0]
         largest = simt.max_abs(simt.max_abs(Float32(0.0), high - mean), low - mean)
         bits = simt.ptx("mov.b32 {$w0}, {$r0};", Uint32, [largest])
         simt.effect(
@@ -324,10 +330,10 @@ def _gmem(kind):
     return make_ptr(kind, 0, cute.AddressSpace.gmem, assumed_align=16)
 
 
-def build_stats(options="", fp16=False, demean=True, gather=True):
+def build_stats(options="", fp16=False, demean=True, gather=True, rounded=False):
     kind = cutlass.Float16 if fp16 else cutlass.BFloat16
     return cute.compile(
-        StatsV(fp16, demean, gather), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32), Int64(1), Int64(1),
+        StatsV(fp16, demean, gather, rounded), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32), Int64(1), Int64(1),
         Int64(1), Int32(1), Int32(1), Int32(1), Int32(1), cuda.CUstream(0), options=options,
     )  # fmt: skip
 
