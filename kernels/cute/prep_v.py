@@ -333,8 +333,8 @@ def _gmem(kind):
 def build_stats(options="", fp16=False, demean=True, gather=True, rounded=False):
     kind = cutlass.Float16 if fp16 else cutlass.BFloat16
     return cute.compile(
-        StatsV(fp16, demean, gather, rounded), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32), Int64(1), Int64(1),
-        Int64(1), Int32(1), Int32(1), Int32(1), Int32(1), cuda.CUstream(0), options=options,
+        StatsV(fp16, demean, gather, rounded), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32), Int64(1),
+        Int64(1), Int64(1), Int32(1), Int32(1), Int32(1), Int32(1), cuda.CUstream(0), options=options,
     )  # fmt: skip
 
 

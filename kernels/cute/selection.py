@@ -1,13 +1,12 @@
-"""Which attention kernel of an architecture computes a plan, and which images it reads: the one table of both.
+"""Which images and which attention kernel an architecture has for a plan: the one table that the launcher goes by.
 
-Free of torch and of the compiler, as the launcher reads it. Kinds of images: "wgmma8" (`layouts`), "mma8"
-(`layouts_mma8`), "nvfp4" (`layouts_nvfp4`).
+Free of torch and of the compiler. Kinds of images: "wgmma8" (`layouts`), "mma8" (`layouts_mma8`), "nvfp4"
+(`layouts_nvfp4`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
@@ -34,19 +33,21 @@ _CONFIG_OF: dict[str, Callable[[Plan, str], _Named | None]] = {
 }
 
 
-@dataclass(frozen=True)
-class Selected:
-    """kernel: name in the manifest. images: kind of images that it reads."""
-
-    kernel: str
-    images: str
+def images_of(arch: str, plan: Plan) -> str | None:
+    """The kind of images that kernels of `arch` read for the formats of `plan`; None if they have none."""
+    formats = (plan.scores, plan.values)
+    four_bit = formats == ("nvfp4", "nvfp4") and plan.probability == "exp2"
+    eight_bit = formats == ("int8", "fp8") and plan.score_groups == "per_warp"
+    for images in IMAGES.get(arch, ()):
+        if four_bit if images == "nvfp4" else eight_bit:
+            return images
+    return None
 
 
 @lru_cache(maxsize=256)
-def select(arch: str, plan: Plan, output: str) -> Selected | None:
-    """The kernel of `arch` that computes `plan` with outputs of type `output` ("bf16" or "fp16"); None if none does."""
-    for images in IMAGES.get(arch, ()):
-        found = _CONFIG_OF[images](plan, output)
-        if found is not None:
-            return Selected(found.name, images)
-    return None
+def kernel_of(arch: str, plan: Plan, output: str) -> str:
+    """Manifest name of the kernel of `arch` that computes `plan` with outputs of type `output` ("bf16" or "fp16");
+    empty if none does."""
+    images = images_of(arch, plan)
+    found = None if images is None else _CONFIG_OF[images](plan, output)
+    return found.name if found else ""
