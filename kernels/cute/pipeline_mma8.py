@@ -8,6 +8,8 @@ copy the next tile with cp.async before they compute on this one; one CTA barrie
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Int8, Int32, Int64, const_expr
@@ -212,4 +214,4 @@ class Async:
         """The barrier of the next tile says so."""
 
 
-LOADERS = {"bulk": Bulk, "async": Async}
+LOADERS: dict[str, Any] = {"bulk": Bulk, "async": Async}
