@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,8 +48,9 @@ class FakeKernel:
 class FakeKernels:
     """A library over a manifest that checks launches against it and runs nothing."""
 
-    def __init__(self, kernels):
+    def __init__(self, kernels, arch="sm_90a"):
         self.kernels, self.launched = kernels, []
+        self.manifest = SimpleNamespace(arch=arch)
 
     def kernel(self, name):
         return FakeKernel(self.kernels[name], self.launched)
@@ -56,7 +58,7 @@ class FakeKernels:
 
 @pytest.fixture
 def kernels(cubins, monkeypatch):
-    monkeypatch.setattr(prep.Queue, "current", classmethod(lambda cls, library, device: cls(library, 0)))
+    monkeypatch.setattr(prep.Queue, "current", classmethod(lambda cls, library: cls(library, 0)))
     return FakeKernels(entries(cubins))
 
 
@@ -138,7 +140,7 @@ def test_what_is_not_supported_has_a_reason():
         (Plan(), q.float(), "dtype"),
         (Plan(), q[..., :64], "head_dim"),
     ):
-        found = prep.supported(x, x, x, plan)
+        found = prep.supported(x, x, x, plan, "sm_90a")
         assert found is not None and found.code == code
     with pytest.raises(ValueError, match="1 to 256"):
         prep.group(None, q, 300)
