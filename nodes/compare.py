@@ -138,7 +138,7 @@ def lpips_metric(height: int, width: int, device: torch.device) -> Metric | str:
     except ImportError:
         return LPIPS_ABSENT
     try:
-        network = lpips.LPIPS(net="alex", verbose=False).eval().to(device)
+        network = lpips.LPIPS(net="alex", verbose=False).to(device)  # in eval mode by itself
     # No network, no disk, another torchvision: it costs only this number.
     except Exception as error:
         host.log.warning("VC-Attention Compare: LPIPS cannot be used.", exc_info=error)

@@ -96,7 +96,7 @@ def execute(monkeypatch):
         # what the texts on the nodes go through; the real module starts a frontend
         server = SimpleNamespace(PromptServer=SimpleNamespace(instance=client))
         monkeypatch.setitem(sys.modules, "server", server)
-        executor = execution.PromptExecutor(client, cache_args={"lru": 0, "ram": 0})
+        executor = execution.PromptExecutor(client, cache_args={"lru": 0, "ram": 0, "ram_inactive": 0})
         targets = ["node", *(f"keep {name}" for name in outputs)]
         try:
             asyncio.run(executor.execute_async(prompt, "prompt", {"client_id": "test"}, targets))
@@ -135,7 +135,8 @@ def test_compare_in_the_executor(execute):
     assert kept["strip"].shape[0] == 4 and torch.equal(kept["strip"][:, -48:, :64], a)
     assert kept["plot"].shape == (1, 900, 1200, 3)
     assert text_of(executor).startswith("4 frames compared: PSNR 34.")
-    assert [data for event, data in client.sent if event == "bar"] == [(i, 4) for i in range(1, 5)]
+    bars = [data for event, data in client.sent if event == "bar"]  # newer cores leave some out
+    assert bars[0] == (1, 4) and bars[-1] == (4, 4) and bars == sorted(bars)
 
 
 def test_compare_can_give_the_lowest_frame_alone(execute):
