@@ -42,6 +42,11 @@ class VCAttentionCompare(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, strip: str | None = None) -> bool | str:
+        """Older cores do not check the choices of a V3 node. None: the value comes from another node."""
+        return strip is None or strip in STRIPS or f"strip is {strip!r}; choose one of {', '.join(STRIPS)}."
+
+    @classmethod
     def execute(
         cls,
         images_a: Any,

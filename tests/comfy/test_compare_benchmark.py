@@ -154,6 +154,21 @@ def test_clips_of_other_sizes_do_not_end_the_prompt(execute):
     assert torch.equal(kept["strip"][:, -48:, -32:], b[:, :, :32])
 
 
+def test_the_core_accepts_a_prompt_of_compare_and_refuses_a_strip_that_there_is_not(execute):
+    import execution
+
+    def empty(colour: int):
+        values = {"width": 64, "height": 48, "batch_size": 2, "color": colour}
+        return {"class_type": "EmptyImage", "inputs": values}
+
+    inputs = {"images_a": ["a", 0], "images_b": ["b", 0], **COMPARE}
+    prompt = {"a": empty(0), "b": empty(0x808080), "node": {"class_type": "VCAttentionCompare", "inputs": inputs}}
+    valid, error, outputs, _ = asyncio.run(execution.validate_prompt("prompt", prompt, None))
+    assert valid and outputs == ["node"], error
+    inputs["strip"] = "every second frame"
+    assert not asyncio.run(execution.validate_prompt("prompt", prompt, None))[0]
+
+
 def test_cancel_stops_compare_between_two_frames(execute, monkeypatch):
     import comfy.model_management as management
     from vc_attention.nodes import compare
