@@ -50,7 +50,8 @@ def _fastest(found: Benchmark) -> str:
 def _cells(found: Benchmark, row: Row) -> tuple[str, ...]:
     error = "not finite" if row.error is None else f"{100 * row.error:.3f} %"
     name = f"{row.name} (in use)" if row.in_use else row.name
-    return name, _ms(row), _speed(found, row), f"{_tflops(found, row):.3g}", error
+    tflops = _tflops(found, row)
+    return name, _ms(row), _speed(found, row), f"{tflops:,.0f}" if tflops >= 100 else f"{tflops:.3g}", error
 
 
 def _ms(row: Row) -> str:
