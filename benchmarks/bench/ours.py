@@ -13,7 +13,7 @@ from ...kernels import FAITHFUL, FAST, Plan, Reason, UnsupportedError
 from ...kernels.families import arch_of
 from ...kernels.launch import attend, call, prepare
 from ...kernels.launch.loader import Library
-from .timing import Call
+from ...kernels.timing import Call
 
 PLANS = {"fast": FAST, "fast + key means": Plan(key_means=True), "faithful": FAITHFUL}
 ALONE = "kernel alone"
