@@ -126,7 +126,12 @@ def _choose(
             skipped = () if prebuilt.code == "no_kernels" else (prebuilt,)
             return replace(built, skipped=(*skipped, *built.skipped))
         if built.code in _PASSING:
-            return built if prebuilt.code == "no_kernels" else Reason(built.code, prebuilt.text)
+            if prebuilt.code == "no_kernels":
+                return built
+            if built.code == "memory":
+                return Reason(built.code, prebuilt.text)
+            # Not the code of `built`: "no_folder" says that nothing is there, and something is, and was refused.
+            return Reason("not_compiled", prebuilt.text)
         # What was there and was refused says more than what was never there.
         return built if prebuilt.code == "no_kernels" and built.code not in _ABSENT else prebuilt
     arch = arch_of(torch.cuda.get_device_capability(device))
