@@ -6,11 +6,18 @@ from comfy_api.latest import ComfyExtension, io
 
 from .measuring import VCAttentionCapture, VCAttentionQuality, VCAttentionQualityReport
 from .patch import VCAttentionPatch
+from .wrapper import VCAttentionWanVideoWrapper, wrapper_is_here
 
 
 class VCAttentionExtension(ComfyExtension):
     """The pack's nodes, as ComfyUI asks for them."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        """All nodes of the pack."""
-        return [VCAttentionPatch, VCAttentionQuality, VCAttentionQualityReport, VCAttentionCapture]
+        """All nodes of the pack; the one for WanVideoWrapper only beside it."""
+        nodes: list[type[io.ComfyNode]] = [
+            VCAttentionPatch,
+            VCAttentionQuality,
+            VCAttentionQualityReport,
+            VCAttentionCapture,
+        ]
+        return [*nodes, VCAttentionWanVideoWrapper] if wrapper_is_here() else nodes

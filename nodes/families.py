@@ -32,3 +32,8 @@ def family_of(diffusion_model: object) -> str:
     if name == "HunyuanVideo" and getattr(model, "vision_in", None) is not None:
         return HUNYUAN_VIDEO_15
     return FAMILIES.get(name, f"unknown family ({name})")
+
+
+def wrapper_family(transformer: object) -> str:
+    """The family name of a transformer of ComfyUI-WanVideoWrapper, which has one class for all of them."""
+    return "LongCat-Video" if getattr(transformer, "is_longcat", False) else "Wan in WanVideoWrapper"
