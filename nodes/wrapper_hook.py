@@ -80,8 +80,10 @@ class Bridge:
 
         def before(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
             here, marker = bridge(), _marker(kwargs)
-            if here is not None and marker is not None and marker.bridge is here:
-                here._before(module, marker, kwargs)
+            if here is not None:
+                here._restore()  # torch runs no hook after a pass that Ctrl+C tore down
+                if marker is not None and marker.bridge is here:
+                    here._before(module, marker, kwargs)
 
         def after(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
             here, marker = bridge(), _marker(kwargs)
@@ -100,7 +102,6 @@ class Bridge:
     def _before(self, transformer: Any, marker: Marker, kwargs: dict[str, Any]) -> None:
         session = self.session
         try:
-            self._restore()  # a pass that was torn down (Ctrl+C) leaves its methods behind
             if self._run is None or self._run() is not marker:
                 self._begin(transformer, marker)
             forward = self._plan(transformer, kwargs)
@@ -241,11 +242,16 @@ def _callers(module: Any) -> dict[str, Any]:
         function = getattr(type(module), name, None)
         if (
             isinstance(function, types.FunctionType)
-            and ATTENTION in function.__code__.co_names
+            and _uses(function.__code__, ATTENTION)
             and callable(function.__globals__.get(ATTENTION))
         ):
             found[name] = function
     return found
+
+
+def _uses(code: types.CodeType, name: str) -> bool:
+    """Whether a function's code, or that of a function or comprehension in it, names `name`."""
+    return name in code.co_names or any(_uses(c, name) for c in code.co_consts if isinstance(c, types.CodeType))
 
 
 def _current(exchange: _Exchange) -> Any:
