@@ -69,7 +69,7 @@ def test_permutation_only_leaves_the_clip_unchanged(cfg, grouping):
     [(0, 4, [(96, 96)]), (1, 4, [(72, 96), (24, 24)]), (2, 6, [(96, 144), (24, 24), (24, 24)])],
 )
 def test_longcat_has_fewer_queries_than_keys(num_cond, frames, calls):
-    """Text to video, image to video, continuation: noise queries over conditioning and noise keys."""
+    """No, one, and two conditioning frames: noise queries over conditioning and noise keys."""
     plain = wan_model(is_longcat=True)
     seen = []
     patched = attach_bridge(plain, options())

@@ -8,8 +8,9 @@ is not. Imitated facts:
   in `forward` (with k_lens, attention_mode, heads, frame_tokens, transformer_options), in `forward_ip` (Stand-In) and
   in `forward_split` (several prompts, once for each part of the clip). A block calls these methods, never the module,
   so torch's hooks on the module do not fire.
-- LongCat with conditioning frames: the noise tokens' queries attend to the keys of all tokens, then the conditioning
-  tokens' queries to their own keys. With two or more (continuation) the reference frame and the others are apart.
+- LongCat with conditioning frames (the sampler counts them in Avatar workflows): the noise tokens' queries attend to
+  the keys of all tokens, then the conditioning tokens' queries to their own keys. With two or more frames the first
+  one, the reference, and the others are apart.
 - Cross-attention is a subclass of the self-attention's class and calls the same `attention`.
 - VACE blocks are a second list, run before the main ones.
 - The sampler deep-copies transformer_options once a run and calls the transformer directly: no ModelPatcher hook or
