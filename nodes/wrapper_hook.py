@@ -12,6 +12,7 @@ Read in kijai/ComfyUI-WanVideoWrapper: nodes_sampler.py (WanVideoSampler.process
 
 from __future__ import annotations
 
+import math
 import types
 import weakref
 from collections.abc import Callable
@@ -74,6 +75,7 @@ class Bridge:
         self._schedule = WrapperSchedule(options)
         self._run: weakref.ref[Marker] | None = None
         self._now = _Now()
+        self._step = 0
         self._exchanges: list[_Exchange] = []
         self._installed: list[tuple[Any, str]] = []
         bridge = weakref.ref(self)
@@ -104,8 +106,9 @@ class Bridge:
         try:
             if self._run is None or self._run() is not marker:
                 self._begin(transformer, marker)
-            forward = self._plan(transformer, kwargs)
-            self._now.forward = forward
+            step_before = self._step
+            self._now.forward, largest = self._plan(transformer, kwargs)
+            self._step = self._now.forward.position.step
             for exchange in self._exchanges:
                 self._install(exchange)
         except Exception as error:
@@ -113,6 +116,9 @@ class Bridge:
             if host.is_interrupt(error):
                 raise
             session.fail(error)
+            return
+        if largest is not None and not math.isfinite(largest):
+            session.fail(ArithmeticError(non_finite(step_before, False)))
 
     def _begin(self, transformer: Any, marker: Marker) -> None:
         session = self.session
@@ -125,8 +131,11 @@ class Bridge:
         if not known or any(_current(exchange) is not exchange.original for exchange in known):
             self._exchanges = exchanges(transformer, session, self._now)
 
-    def _plan(self, transformer: Any, kwargs: dict[str, Any]) -> Forward:
-        """The record of this pass. Holds its one wait for the device: the noise level, and what the last pass left."""
+    def _plan(self, transformer: Any, kwargs: dict[str, Any]) -> tuple[Forward, float | None]:
+        """The record of this pass, and the largest output of the last one where it was looked at.
+
+        Holds the pass's one wait for the device: its noise level, and what the last pass left.
+        """
         session, timestep = self.session, kwargs.get("t")
         device = _device(kwargs)
         # LongCat's conditioning frames have timestep 0, so the largest one is the noise's.
@@ -140,9 +149,7 @@ class Bridge:
         with session.lock:
             session.stats.forwards += 1
             session.stats.family = session.stats.family or wrapper_family(transformer)
-        if largest is not None and not largest < float("inf"):
-            session.fail(ArithmeticError(non_finite(max(position.step - 1, 0), False)))
-        return Forward(session, position, device, (branch,), sigma=sigma)
+        return Forward(session, position, device, (branch,), sigma=sigma), largest
 
     def _after(self, transformer: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """Undo the exchange; judge the pass, and give its repetition where it does not stand. None: `output` stays."""
@@ -200,7 +207,7 @@ def _device(kwargs: dict[str, Any]) -> torch.device:
     first = x[0] if isinstance(x, (list, tuple)) and x else x
     given = kwargs.get("device")
     if given is not None:
-        return torch.device(given)
+        return torch.empty(0, device=given).device  # with its index: "cuda" alone is no key
     return first.device if isinstance(first, Tensor) else torch.device("cpu")
 
 

@@ -404,6 +404,27 @@ def test_an_error_of_ours_falls_back_or_stops(monkeypatch):
     assert untouched(plain)
 
 
+def test_numbers_that_are_not_finite_end_our_part_of_the_run(monkeypatch):
+    """After the guarded passes only samples of the output are looked at, in the next pass."""
+    real, seen = engine.attention, []
+
+    def attention(*args):
+        seen.append(None)
+        return real(*args) * (float("nan") if len(seen) > 4 else 1.0)  # from step 3 on
+
+    plain = wan_model(layers=1)
+    monkeypatch.setattr(engine, "attention", attention)
+    patched = attach_bridge(plain, options(grouping="off"))
+    sample(patched, steps=4)
+    stats = bridge_session(patched).stats
+    assert "not finite at step 3" in stats.summary() and dict(stats.declined) == {"error": 3}
+    seen.clear()
+    with pytest.raises(RuntimeError) as stopped:
+        sample(attach_bridge(plain, options(grouping="off", on_problem="stop")))
+    assert str(stopped.value).count("stopped this run") == 1 and "not finite" in str(stopped.value)
+    assert untouched(plain)
+
+
 def test_models_that_cannot_be_patched_say_why():
     assert obstacle(wan_model()) is None
     assert obstacle(wan_model(compile_args={"fullgraph": False})) is None
