@@ -20,7 +20,8 @@ is not. Imitated facts:
 - TeaCache and its kin keep a block stack's result between steps and reuse it.
 - WANVIDEOMODEL is a ModelPatcher around an object with `diffusion_model` and `pipeline`; clones share both.
 
-The bridge was also run by hand against the wrapper's real model module; the fakes keep CI free of its requirements.
+The bridge was also run by hand, on the CPU with random weights, against a fork's copy of the wrapper's real modules
+(model and sampler, synchronised in May 2026); the fakes keep CI free of their requirements.
 """
 
 from __future__ import annotations
