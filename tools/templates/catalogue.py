@@ -406,10 +406,17 @@ def compare(name: str) -> Graph:
     for letter, images in zip("AB", frames, strict=True):
         save(at.clip, images, 24.0, f"video/compare_{letter.lower()}_vc_attention", title=f"Clip {letter}")
     result = at.graph.area(6, "7  Compare", 480, at.own.colour)
-    compared = result.add("VCAttentionCompare", images_a=frames[0], images_b=frames[1])
-    result.add("PreviewImage", "Side by side", images=compared["strip"])
-    result.add("PreviewImage", "Frame by frame", images=compared["plot"])
-    result.add("PreviewAny", "Numbers", source=compared["report"])
+    compared = result.add(
+        "VCAttentionCompare",
+        images_a=frames[0],
+        images_b=frames[1],
+        label_a="off",
+        label_b="on",
+        strip="all frames",
+        lpips=False,
+    )
+    result.add("PreviewImage", "Likeness, frame by frame", images=compared["plot"])
+    save(result, compared["strip"], 24.0, "video/compare_vc_attention", title="Side by side")
     return at.finish(
         about(
             "Both clips come from one model, one prompt and one seed; only the node differs. **A** is off: ComfyUI's "

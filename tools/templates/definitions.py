@@ -59,7 +59,6 @@ CORE = {
     "SaveVideo": "video:VIDEO filename_prefix:STRING format:COMBO codec:COMBO ->",
     "PrimitiveInt": "value:INT* -> INT:INT",
     "PreviewImage": "images:IMAGE ->",
-    "PreviewAny": "source:* ->",
 }
 
 NEWER = {
@@ -123,7 +122,10 @@ _WIDGETS = (
 OURS = {
     "VCAttentionPatch": f"model:MODEL {_WIDGETS} -> model:MODEL",
     "VCAttentionWanVideoWrapper": f"model:WANVIDEOMODEL {_WIDGETS} -> model:WANVIDEOMODEL",
-    "VCAttentionCompare": "images_a:IMAGE images_b:IMAGE -> strip:IMAGE plot:IMAGE report:STRING",
+    "VCAttentionCompare": (
+        "images_a:IMAGE images_b:IMAGE label_a:STRING label_b:STRING strip:COMBO lpips:BOOLEAN "
+        "-> strip:IMAGE plot:IMAGE json:STRING"
+    ),
 }
 
 #: Which pack a node comes from: its id in the registry, by which ComfyUI Manager finds a missing one.

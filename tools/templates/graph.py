@@ -35,7 +35,6 @@ HEIGHTS = {
     "LoadImage": 314,
     "SaveVideo": 480,
     "PreviewImage": 300,
-    "PreviewAny": 200,
 }
 OWN_HEIGHT = 500  # our nodes tell under their widgets what they did
 OWN, GREEN, RED, BROWN = ("#223", "#335"), ("#232", "#353"), ("#322", "#533"), ("#432", "#653")
