@@ -63,3 +63,26 @@ def stand_in(kind: str, entry: dict[str, Any]) -> type:
             "CATEGORY": "stand-in",
         },
     )
+
+
+def differences(definition: Any, info: dict[str, Any]) -> list[str]:
+    """Where a line of `definitions` is not what a node says of itself: names, types, order, required or optional.
+
+    A newer core may add inputs at the end, and outputs; it also let `format` of SaveVideo bring its own inputs along.
+    """
+    found = [
+        (name, "COMBO" if isinstance(spec[0], list | tuple) or spec[0] == DYNAMIC else spec[0], section == "optional")
+        for section in ("required", "optional")
+        for name, spec in (info["input"].get(section) or {}).items()
+    ]
+    newer = any(spec[0] == DYNAMIC for section in info["input"].values() for spec in section.values())
+    mine = [(item.name, item.kind, item.optional or (newer and item.name == "codec")) for item in definition.inputs]
+    wrong = [f"{b} instead of {a}" for a, b in zip(found, mine, strict=False) if a != b]
+    if len(mine) > len(found):
+        wrong.append(f"{len(mine)} inputs instead of {len(found)}")
+    if not all(optional for _, _, optional in found[len(mine) :]):
+        wrong.append(f"lacks {found[len(mine) :]}")
+    outputs = [kind for _, kind in definition.outputs]
+    if list(info["output"])[: len(outputs)] != outputs:
+        wrong.append(f"outputs {outputs} instead of {info['output']}")
+    return wrong
