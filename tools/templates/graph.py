@@ -155,7 +155,8 @@ class Graph:
         """A node with the next id; `Area.add` calls this."""
         if height is None:
             rows = max(sum(not item.widget for item in definition.inputs), len(definition.outputs))
-            height = HEIGHTS.get(kind, FRAME + SLOT * rows + WIDGET * len(definition.widgets))
+            widgets = sum(1 + (item.extra is not None) for item in definition.widgets)
+            height = HEIGHTS.get(kind, FRAME + SLOT * rows + WIDGET * widgets)
             height = OWN_HEIGHT if definition.pack == "vc-attention" else height
         node = Node(len(self.nodes) + 1, kind, definition, height, *rest)
         self.nodes.append(node)
