@@ -33,6 +33,7 @@ HEIGHTS = {
     "WanVideoTextEncode": 400,
     "MiniMaxH3ImageToVideo": 420,
     "LoadImage": 314,
+    "CreateVideo": 102,  # one row more than in 0.3.75
     "SaveVideo": 480,
     "PreviewImage": 300,
 }
