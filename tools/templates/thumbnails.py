@@ -28,7 +28,8 @@ _WIRES = {
     "IMAGE": "#64a9e0",
     "VIDEO": "#64a9e0",
 }
-_CELLS = {GROUP: "#e0a83c", REUSE: "#a98be0", PLAIN: "#4f7fb8"}
+#: As on the node's timeline, in the dark theme.
+_CELLS = {GROUP: "#56b4e9", REUSE: "#2fb592", PLAIN: "#a9a9a9"}
 _NAMES = {GROUP: "group", REUSE: "reuse", PLAIN: "plain"}
 _GRAPH = (24, 112, SIDE - 24, 372)  # left, top, right, bottom of the graph in small
 _STRIP = (24, 414, SIDE - 24, 446)  # of the row of steps
