@@ -53,11 +53,12 @@ def package_version() -> str:
     return found[1]
 
 
-def build(folder: Path, only: str = "", arch: str = "", keep_ptx: bool = False) -> dict[str, Any]:
+def build(folder: Path, only: str = "", arch: str = "", keep_ptx: bool = False, trial: str = "") -> dict[str, Any]:
     """Compile the kernels whose name contains `only` into `folder`, write manifest.json there and return it.
 
-    arch: such as sm_90a; what CUTE_DSL_ARCH says if empty. keep_ptx: also write the PTX of each kernel. Raises
-    BuildError when there are no kernels for `arch`.
+    arch: such as sm_90a; what CUTE_DSL_ARCH says if empty. keep_ptx: also write the PTX of each kernel. trial: a set of
+    kernels that is not shipped (`catalogue.TRIALS`), instead of the architecture's own. Raises BuildError when there
+    are no kernels for `arch`.
     """
     package_without_torch()
     from cutlass import CUDA_VERSION
@@ -71,7 +72,7 @@ def build(folder: Path, only: str = "", arch: str = "", keep_ptx: bool = False) 
     if not arch:
         raise BuildError("Say which architecture to compile for: CUTE_DSL_ARCH=sm_90a, or --arch sm_90a.")
     try:
-        wanted = buildables(arch)
+        wanted = buildables(arch, trial)
     except LookupError as error:
         raise BuildError(str(error)) from error
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument(
         "--ptx", action="store_true", help="also write the PTX of each kernel, as the tests interpret it"
     )
+    parser.add_argument("--trial", default="", help="compile a set of kernels that is not shipped, such as mma8")
     parser.add_argument("--list", action="store_true", help="print the architectures that have kernels")
     arguments = parser.parse_args()
     if arguments.list:
@@ -152,7 +154,7 @@ def main() -> None:
     if arguments.folder is None:
         parser.error("name the folder that the kernels go to")
     try:
-        manifest = build(arguments.folder, arguments.only, arguments.arch, arguments.ptx)
+        manifest = build(arguments.folder, arguments.only, arguments.arch, arguments.ptx, arguments.trial)
     except BuildError as error:
         parser.exit(1, f"{error}\n")
     sys.stdout.write(f"{len(manifest['kernels'])} kernels for {manifest['arch']} in {arguments.folder}\n")

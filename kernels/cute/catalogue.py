@@ -7,8 +7,10 @@ KERNELS. Reading the names of the architectures needs no compiler.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from .buildable import Buildable
+from .config_mma8 import LOADER_OF
 
 
 def _sm_90a() -> list[Buildable]:
@@ -17,12 +19,27 @@ def _sm_90a() -> list[Buildable]:
     return [*attention_sm90.buildables(), *preparation.buildables()]
 
 
+def _mma8(arch: str) -> list[Buildable]:
+    from . import attention_mma8
+
+    return attention_mma8.buildables(arch)
+
+
 #: Architecture, as the compiler names it -> its kernels in the order of the manifest.
 KERNELS: dict[str, Callable[[], list[Buildable]]] = {"sm_90a": _sm_90a}
 
+#: Kernels that no wheel holds: to run them where they are not shipped, or alone. Name -> architecture -> its kernels.
+TRIALS: dict[str, dict[str, Callable[[], list[Buildable]]]] = {
+    "mma8": {arch: partial(_mma8, arch) for arch in LOADER_OF},
+}
 
-def buildables(arch: str) -> list[Buildable]:
-    """Every kernel of an architecture. Raises LookupError for one that has none yet."""
+
+def buildables(arch: str, trial: str = "") -> list[Buildable]:
+    """Every kernel of an architecture, or those of a trial. Raises LookupError where there are none."""
+    if trial:
+        if arch not in TRIALS.get(trial, {}):
+            raise LookupError(f"There is no trial {trial} for {arch}.")
+        return TRIALS[trial][arch]()
     if arch not in KERNELS:
         raise LookupError(f"There are no kernels for {arch} yet; there are some for {', '.join(KERNELS)}.")
     return KERNELS[arch]()

@@ -110,7 +110,7 @@ def accumulate(product, addend, kind, saturate=False):
     return total.astype(S32)
 
 
-@opcode(r"mma\.sync\.aligned\.(m16n8k(?:16|32)\.row\.col\.(?:(?:kind::f8f6f4|satfinite)\.)?\w+\.\w+\.\w+\.\w+)")
+@opcode(r"mma\.sync\.aligned\.(m16n8k(?:16|32)\.row\.col\.(?:(?:kind::f8f6f4|satfinite)\.)?[fs]32\.\w+\.\w+\.\w+)")
 def multiply(c, i, m):
     if m[1] not in SHAPES:
         raise PtxError(f"the shape and types {m[1]} are not modelled")
@@ -129,10 +129,29 @@ def multiply(c, i, m):
     return execute
 
 
-def _operands(c, i, kind):
+@opcode(r"mma\.sync\.aligned\.m16n8k32\.row\.col\.f16\.e4m3\.e4m3\.f16")
+def multiply_f16(c, i, m):
+    """fp16 accumulators: columns 2 t and 2 t + 1 of a row in one register, the lower column in the lower half."""
+    d, a, b, add = _operands(c, i, U32, accumulators=2)
+
+    def execute(warp):
+        warp.require_converged(i.opcode)
+        left = a_matrix(np.stack([read(warp) for read in a]), "e4m3")
+        right = b_matrix(np.stack([read(warp) for read in b]), "e4m3")
+        words = np.ascontiguousarray(np.stack([read(warp) for read in add]), U32)
+        addend = c_matrix(words.view(np.float16).reshape(2, 32, 2).transpose(0, 2, 1).reshape(4, 32).astype(F64))
+        total = c_registers((addend + left @ right.T).astype(np.float16))
+        words = np.ascontiguousarray(total.reshape(2, 2, 32).transpose(0, 2, 1)).view(U32)[..., 0]
+        for write, values in zip(d, words, strict=True):
+            write(warp, values)
+
+    return execute
+
+
+def _operands(c, i, kind, accumulators=4):
     d, a, b, add = (vector(text) for text in i.operands[:4])
-    if (len(d), len(a), len(b), len(add)) != (4, 4, 2, 4):
-        raise PtxError("an m16n8 MMA has 4, 4, 2 and 4 registers")
+    if (len(d), len(a), len(b), len(add)) != (accumulators, 4, 2, accumulators):
+        raise PtxError(f"this MMA has {accumulators}, 4, 2 and {accumulators} registers")
     return (
         [c.write(i, name) for name in d],
         [c.read(i, name, U32) for name in a],
