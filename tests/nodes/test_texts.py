@@ -176,3 +176,27 @@ def test_help_page_keeps_to_the_markdown_that_both_readers_know(language):
             assert {line.strip("|").count("|") for line in lines} == {lines[0].strip("|").count("|")}, lines[0]
         else:
             assert not any(line.startswith(("|", "#")) for line in lines[1:]), lines[0]
+
+
+@pytest.mark.parametrize("language", PAGES[1:])
+def test_tables_of_a_translated_page_have_the_same_rows_and_numbers(language):
+    english, own = rows(patch_page()), rows(patch_page(language))
+    assert len(own) == len(english)
+    for before, after in zip(english, own, strict=True):
+        assert len(after) == len(before)
+        numbers = [sorted(set(re.findall(r"\d+(?:\.\d+)?", " ".join(row)))) for row in (before, after)]
+        assert numbers[0] == numbers[1], f"{before[0]} was changed in English only, or in {language} only"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "web" / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_what_a_help_page_quotes_is_really_said(page):
+    """Bold quotes are sentences of the nodes: each piece between dots is in a text of `nodes`."""
+    said = [
+        node.value
+        for file in sorted((ROOT / "nodes").glob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    for quoted in re.findall(r'\*\*"(.+?)"', page.read_text(encoding="utf-8").replace("\n", " ")):
+        for piece in filter(None, (part.strip() for part in re.split(r"\.\.\.|\(.*?\)", quoted))):
+            assert any(piece in " ".join(text.split()) for text in said), f"{page.name} quotes {piece!r}"
