@@ -22,7 +22,7 @@ class Nothing:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Nothing:
-    monkeypatch.setattr(prep.Queue, "current", classmethod(lambda cls, library, device: cls(library, 0)))
+    monkeypatch.setattr(prep.Queue, "current", classmethod(lambda cls, library: cls(library, 0)))
     return Nothing()
 
 

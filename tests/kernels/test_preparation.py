@@ -56,7 +56,7 @@ class FakeKernels:
 
 @pytest.fixture
 def kernels(cubins, monkeypatch):
-    monkeypatch.setattr(prep.Queue, "current", classmethod(lambda cls, library, device: cls(library, 0)))
+    monkeypatch.setattr(prep.Queue, "current", classmethod(lambda cls, library: cls(library, 0)))
     return FakeKernels(entries(cubins))
 
 
@@ -117,7 +117,7 @@ sys.path.insert(0, sys.argv[1])
 import build
 build.package_without_torch()
 from vc_attention.kernels.cute import catalogue, preparation
-catalogue.buildables = lambda arch: [k for k in preparation.buildables() if "fp16" not in k.name]
+catalogue.buildables = lambda arch, trial: [k for k in preparation.buildables() if "fp16" not in k.name]
 build.build(Path(sys.argv[2]))
 """
 
