@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Folders whose inside is a person's. That of the others is named by this pack, by ComfyUI or by Python.
-_CLOSED = ("<home>", "<temp>")
 _ACCOUNTS = ("USER", "LOGNAME", "USERNAME", "SUDO_USER")
 _HOSTS = ("HOSTNAME", "COMPUTERNAME", "USERDOMAIN", "USERDNSDOMAIN")
 #: Names that say nothing about a person or a machine.
@@ -29,6 +27,10 @@ _FOLDER = rf"{_WORD}(?: {_WORD}){{0,3}}"
 _LAST = rf"(?:{_WORD}(?: {_WORD}){{0,3}}?\.\w+|{_WORD})"
 _START = r"(?<![\w/\\<>.\-])"
 _INSIDE = rf"(?:{_FOLDER}[\\/]+)*{_LAST}?[\\/]*"
+#: Folders whose inside is a person's. What else lies in the pack, in ComfyUI or in Python is named by them.
+_THEIRS = re.compile(
+    rf"(<home>|<temp>|<comfyui>[\\/]+(?:models|input|output|temp|user[\\/]+default|custom_nodes))[\\/]+{_INSIDE}"
+)
 _PATHS = (
     re.compile(r"['\"](?:[A-Za-z]:[\\/]|/|\\\\|~)(?=[^'\"\s])[^'\"\n]*['\"]"),  # in quotes, with anything inside
     re.compile(rf"{_START}[A-Za-z]:[\\/]+{_INSIDE}"),
@@ -39,12 +41,18 @@ _PATHS = (
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b[a-z][a-z0-9+.\-]*://[^\s'\"<>)\]]+", re.IGNORECASE), "<address>"),
     (re.compile(r"\b[\w.+\-]+@[\w\-]+(?:\.[\w\-]+)*"), "<e-mail>"),
+    (
+        re.compile(r"(?<![\w/\\<])[^\s'\"<>|,;:()]+\.(?:safetensors|gguf|ckpt|mp4|mov|mkv|webm|png|jpe?g|webp|gif)\b"),
+        "<file>",
+    ),
     (re.compile(r"\b(?:hf|ghp|gho|github_pat|sk|glpat)[_-]\w{16,}"), "<secret>"),
     (re.compile(r"(?:GPU-|MIG-)?\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
     (re.compile(r"\b(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}\b", re.IGNORECASE), "<address>"),
     (re.compile(r"(?<![\w.+])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])"), "<address>"),
 )
 _COLONS = re.compile(r"(?<![\w:])[0-9a-f:]*:[0-9a-f]*:[0-9a-f:.]*(?![\w:])", re.IGNORECASE)
+#: Longer texts are cut, before anything else: the patterns take time that grows with the square of the length.
+_LONGEST = 3000
 _PLACEHOLDER = re.compile(r"(<[a-z-]+>)")
 
 
@@ -60,13 +68,13 @@ class Redactor:
     names: tuple[tuple[str, str], ...]
 
     def text(self, text: str) -> str:
-        """`text` without anything personal. Doing it twice changes nothing more."""
+        """`text` without anything personal, and not longer than a sentence needs. Twice changes nothing more."""
+        text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
         for pattern, placeholder in _PATTERNS[:1]:  # addresses first: they hold slashes, names and @
             text = pattern.sub(placeholder, text)
         for folder, placeholder in self.folders:
             text = _folder_pattern(folder).sub(placeholder, text)
-        # what follows a folder of the person's own is theirs as well
-        text = re.sub(rf"({'|'.join(_CLOSED)})[\\/]+{_INSIDE}", r"\1", text)
+        text = _THEIRS.sub(r"\1", text)
         for pattern in _PATHS:
             text = pattern.sub("<path>", text)
         for pattern, placeholder in _PATTERNS[1:]:

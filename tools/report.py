@@ -20,6 +20,8 @@ SCHEMA = 1
 LOG_BYTES = 4_000_000
 LOG_LINES = 60
 _OURS = re.compile(r"VC-?Attention|vc_attention", re.IGNORECASE)
+#: File names of a person's choosing: what VC-Attention Capture saved. Names of profiles go with their whole line.
+_CHOSEN = re.compile(r"( to ).+( in the output folder)")
 _PACK_NAME = re.compile(r'^name = "vc-attention"', re.MULTILINE)
 
 
@@ -103,7 +105,9 @@ def installed_packs(comfyui: Path, stores: Any) -> list[dict[str, Any]]:
 
 
 def log_lines(comfyui: Path) -> list[str]:
-    """The last lines that VC-Attention wrote to the newest log of this ComfyUI (ComfyUI Manager keeps it)."""
+    """The last lines that VC-Attention wrote to the newest log of this ComfyUI (ComfyUI Manager keeps it), without the
+    names of files and profiles.
+    """
     logs = [*comfyui.glob("user/comfyui*.log"), *comfyui.glob("comfyui*.log")]
     try:
         newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
@@ -115,4 +119,5 @@ def log_lines(comfyui: Path) -> list[str]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return [line.strip() for line in text.splitlines() if _OURS.search(line)][-LOG_LINES:]
+    lines = [_CHOSEN.sub(r"\1<file>\2", line.strip()) for line in text.splitlines() if _OURS.search(line)]
+    return [line for line in lines if "profile" not in line.lower()][-LOG_LINES:]

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fake_cards import look
 from vc_attention.kernels import detect
 from vc_attention.kernels.install import store
 from vc_attention.kernels.launch import verdicts
+from vc_attention.nodes.messages import captured, profile_saved
 from vc_attention.tools import comfyui, doctor, doctor_probe, redact, report
 from vc_attention.tools.messages import ToolError
 
@@ -49,6 +51,7 @@ CASES = {
     "mail jane@acme.example": "mail <e-mail>",
     "10.11.12.13:8188 and fe80::4f5a:6b7c and 4f:5a:6b:7c:00:01": "<address>:8188 and <address> and <address>",
     "GPU-4f5a6b7c-1111-2222-3333-444455556666": "<id>",
+    "/home/jdoe/AI Stuff/ComfyUI/models/acme/x, not wedding_v2.safetensors": "<comfyui>/models, not <file>",
     "token hf_0123456789abcdefgh": "token <secret>",
     "JDOE on JANES-TOWER by Jane Doe (jane_doe)": "<user> on <host> by <user> (<user>_<user>)",
 }
@@ -201,6 +204,24 @@ def test_the_log_gives_our_lines_of_the_newest_file(tmp_path: Path) -> None:
     new.write_text("\n".join(["got prompt", *lines, "Prompt executed in 3 seconds"]))
     assert report.log_lines(tmp_path) == lines[5:]
     assert report.log_lines(tmp_path / "nowhere") == []
+
+
+def test_the_log_gives_no_name_that_a_person_chose(tmp_path: Path) -> None:
+    saved = captured("acme/wedding clip_00001_.safetensors", "block 3", 2, 8, 40, 1, 1)
+    lines = [f"VC-Attention Capture: {saved}", f"VC-Attention Quality: {profile_saved('acme wedding', 3, 40)}"]
+    (tmp_path / "comfyui.log").write_text("\n".join([*lines, "VC-Attention: 80 of 120 calls"]))
+    first, second = report.log_lines(tmp_path)
+    assert not found_in(first) and first.startswith(
+        "VC-Attention Capture: Saved block 3, step 2 (8 of 40 heads) to <file>"
+    )
+    assert second == "VC-Attention: 80 of 120 calls"
+
+
+def test_a_long_line_takes_no_time() -> None:
+    for text in ("/a b" * 20_000, "/" + "a " * 40_000, "C:\\" + "x y\\" * 20_000 + ";", "a." * 40_000, "1:" * 40_000):
+        start = time.perf_counter()
+        KNOWN.text(text)
+        assert time.perf_counter() - start < 5
 
 
 def test_only_copies_of_this_pack_are_listed(tmp_path: Path) -> None:
