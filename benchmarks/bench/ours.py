@@ -12,7 +12,7 @@ from ... import kernels
 from ...kernels import FAITHFUL, FAST, Plan, Reason, UnsupportedError
 from ...kernels.launch import attend, call, prepare
 from ...kernels.launch.loader import Library
-from .timing import Call
+from ...kernels.timing import Call
 
 PLANS = {"fast": FAST, "fast + key means": Plan(key_means=True), "faithful": FAITHFUL}
 ALONE = "kernel alone"
