@@ -20,7 +20,14 @@ LOCALES = ROOT / "locales"
 LANGUAGES = ("de", "es", "fr", "ja", "ko", "zh", "zh-TW")
 FILES = ("nodeDefs.json", "main.json", "commands.json", "settings.json")
 #: Nodes that are never without a translation.
-TRANSLATED = ("VCAttentionPatch", "VCAttentionQuality", "VCAttentionQualityReport", "VCAttentionCapture")
+TRANSLATED = (
+    "VCAttentionPatch",
+    "VCAttentionQuality",
+    "VCAttentionQualityReport",
+    "VCAttentionCapture",
+    "VCAttentionCompare",
+    "VCAttentionBenchmark",
+)
 #: Letters that a text of this language cannot do without, and letters that do not belong into it.
 LETTERS = {
     "ja": ("[\u3040-\u30ff]", "[\uac00-\ud7af]"),
