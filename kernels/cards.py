@@ -115,11 +115,12 @@ def describe(
             f"{card}: this card {family.why_not}, so {OWN_ATTENTION}. {CHECKING}",
             family=family.key,
         )
-    arch = f"sm_{capability[0]}{capability[1]}a"
+    plain = f"sm_{capability[0]}{capability[1]}"
+    archs = {plain, f"{plain}a"}  # as the compiler names them: with an `a` from Hopper on
     kernels = f"the {family.modes} kernels for {family.title}"
-    if arch in installed:
+    if archs & set(installed):
         return Verdict("ok", f"{card}: {kernels} run on it.", runs=True, family=family.key)
-    if arch in (released() if available is None else available):
+    if archs & set(released() if available is None else available):
         return Verdict(
             "not_installed",
             f"{card}: {kernels} are not installed here, so {OWN_ATTENTION}. {INSTALL} {CHECKING}",

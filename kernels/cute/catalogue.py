@@ -25,8 +25,28 @@ def _mma8(arch: str) -> list[Buildable]:
     return attention_mma8.buildables(arch)
 
 
+def _eight_bit(arch: str) -> list[Buildable]:
+    """8-bit attention by mma.sync, with preparation and grouping."""
+    from . import preparation
+
+    # fp16 accumulators stay a trial: what they cost in accuracy has not been seen on a card yet.
+    attention = [kernel for kernel in _mma8(arch) if not kernel.name.startswith("attention_mma8_f16")]
+    return [*attention, *preparation.buildables("mma8")]
+
+
+def _rtx_blackwell(arch: str) -> list[Buildable]:
+    from . import attention_nvfp4, preparation_nvfp4
+
+    return [*attention_nvfp4.buildables(), *preparation_nvfp4.buildables(), *_eight_bit(arch)]
+
+
 #: Architecture, as the compiler names it -> its kernels in the order of the manifest.
-KERNELS: dict[str, Callable[[], list[Buildable]]] = {"sm_90a": _sm_90a}
+KERNELS: dict[str, Callable[[], list[Buildable]]] = {
+    "sm_89": partial(_eight_bit, "sm_89"),
+    "sm_90a": _sm_90a,
+    "sm_120a": partial(_rtx_blackwell, "sm_120a"),
+    "sm_121a": partial(_rtx_blackwell, "sm_121a"),
+}
 
 #: Kernels that no wheel holds: to run them where they are not shipped, or alone. Name -> architecture -> its kernels.
 TRIALS: dict[str, dict[str, Callable[[], list[Buildable]]]] = {

@@ -237,7 +237,7 @@ def _attempt(
         return replace(attempt, reason=kernels)
     manifest = kernels.manifest
     attempt = replace(attempt, count=len(manifest.kernels))
-    tested = selftest.cases(lambda plan, dtype: attend.kernel_name(plan, dtype) in manifest.kernels)
+    tested = selftest.cases(lambda plan, dtype: attend.kernel_name(plan, dtype, manifest.arch) in manifest.kernels)
     if not tested:
         reason = Reason("kernels_damaged", f"The manifest in {manifest.folder} lists no attention kernel.")
         return replace(attempt, reason=reason)
