@@ -35,9 +35,16 @@ def _eight_bit(arch: str) -> list[Buildable]:
 
 
 def _rtx_blackwell(arch: str) -> list[Buildable]:
-    from . import attention_nvfp4, preparation_nvfp4
+    from . import attention_nvfp4, preparation_nvfp4, probe_nvfp4
 
-    return [*attention_nvfp4.buildables(), *preparation_nvfp4.buildables(), *_eight_bit(arch)]
+    four_bit = [*attention_nvfp4.buildables(), *preparation_nvfp4.buildables(), *probe_nvfp4.buildables()]
+    return [*four_bit, *_eight_bit(arch)]
+
+
+def _emulated_probe() -> list[Buildable]:
+    from . import probe_nvfp4
+
+    return probe_nvfp4.buildables(emulated=True)
 
 
 #: Architecture, as the compiler names it -> its kernels in the order of the manifest.
@@ -51,6 +58,7 @@ KERNELS: dict[str, Callable[[], list[Buildable]]] = {
 #: Kernels that no wheel holds: to run them where they are not shipped, or alone. Name -> architecture -> its kernels.
 TRIALS: dict[str, dict[str, Callable[[], list[Buildable]]]] = {
     "mma8": {arch: partial(_mma8, arch) for arch in LOADER_OF},
+    "probe": {"sm_90a": _emulated_probe},
 }
 
 
