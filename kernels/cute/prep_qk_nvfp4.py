@@ -15,7 +15,7 @@ from cutlass.cute.runtime import make_ptr
 from . import emulated_sm120, ptx_sm120, simt
 from . import layouts_nvfp4 as lo
 from .prep_k import PrepareK, channel_centre, shared_centre
-from .prep_q import load_rows, store_rows
+from .prep_q import load_rows
 from .quantise_nvfp4 import SecondLevel, add_amax, quantise_row, store_scales, token_of
 from .rotate import NORMALISE, rotate, rotate_partly, signs
 
@@ -96,7 +96,7 @@ class PrepareQ4:
         raw = load_rows(rows, length, tile, row, x)
         at = (head * tiles + tile).to(Int64)
         if self.means:
-            store_rows(lo, rows16.toint() + at * (lo.QB_ELEMENTS * 2), raw, row, x, self.fp16)
+            self.store_rows(rows16.toint() + at * (lo.QB_ELEMENTS * 2), raw, row, x)
         second = SecondLevel(simt.load_float(amax.toint() + head.to(Int64) * 4), NORMALISE)
         simt.store_float(scale.toint() + head.to(Int64) * 4, second.stored, 1 - simt.less(0, tile + thread))
         y = rotate(raw[0], raw[1], signs(lane, self.fp16), self.fp16)
@@ -110,6 +110,13 @@ class PrepareQ4:
             # Words of rows g, g + 8 and of channels c, c + 32: the A fragment of one MMA.
             fragment = [words[r][2 * half + i] for i in range(2) for r in range(2)]
             simt.store16(base + (lo.q_code(row, 64 * half + 8 * x) >> 1).to(Int64), fragment)
+
+    def store_rows(self, base, raw, row, x):
+        """The bf16 rows for key means, as they were read: words of rows g and g + 8 are neighbours in the image."""
+        for i in range(4):
+            for pair in range(4):
+                words = simt.to_bf16([raw[r][4 * i + pair] for r in range(2)], self.fp16)
+                simt.store8(base + (lo.qb_offset(row, 32 * i + 8 * x + 2 * pair) * 2).to(Int64), words)
 
 
 class _Keys(PrepareK):

@@ -142,13 +142,12 @@ class InterpretedLibrary:
         def tracked(function, written):
             return lambda *sizes, **options: self.storages.allocated(function(*sizes, **options), written)
 
-        queue = classmethod(lambda cls, library, device: cls(library, 0))
+        queue = classmethod(lambda cls, library: cls(library, 0))
         with (
             mock.patch.object(torch, "empty", tracked(torch.empty, written=False)),
             mock.patch.object(torch, "empty_like", tracked(torch.empty_like, written=False)),
             mock.patch.object(torch, "zeros", tracked(torch.zeros, written=True)),
             mock.patch.object(prepare_module.Queue, "current", queue),
-            mock.patch.object(attend_module, "library", lambda device, folder=None: self),
         ):
             yield self
 
@@ -167,7 +166,7 @@ def attend(
     """
     with library.in_use():
         out = torch.empty((images.batch, images.lq, images.heads, 128), dtype=dtype)
-        reason = attend_module.attend(images, plan, out, scale)
+        reason = attend_module.attend(images, plan, out, scale, kernels=library, stream=0)
         assert reason is None, reason
     assert not complete or library.storages.unwritten(out) == 0
     return out

@@ -20,6 +20,7 @@ from torch import Tensor
 from vc_attention import kernels
 from vc_attention.kernels import Plan, Reason
 from vc_attention.kernels.build import source_hash
+from vc_attention.kernels.cute.catalogue import KERNELS
 from vc_attention.kernels.launch import attend, call, prepare
 from vc_attention.kernels.launch.manifest import Manifest, read_manifest
 
@@ -161,6 +162,23 @@ def cubins(request, tmp_path_factory) -> Path:
         pytest.skip(NO_COMPILER)
     compile_kernels(ROOT, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def builds(request, cubins, tmp_path_factory) -> dict[str, Path]:
+    """Folder of the compiled kernels and PTX of every architecture that has any: those that `--cubins` holds by the
+    architecture's name, others compiled here."""
+    option, folders = request.config.getoption("--cubins"), {ARCH: cubins}
+    for arch in KERNELS:
+        if arch not in folders:
+            folders[arch] = tmp_path_factory.mktemp(arch) / arch
+            if option is not None and (Path(option) / arch / "manifest.json").is_file():
+                shutil.copytree(Path(option) / arch, folders[arch])
+            elif has_compiler():
+                compile_kernels(ROOT, folders[arch], arch=arch)
+            else:
+                pytest.skip(NO_COMPILER)
+    return folders
 
 
 @pytest.fixture(scope="session")
