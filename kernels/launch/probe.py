@@ -139,11 +139,12 @@ def _sides() -> Iterator[Product]:
         yield from _shown(name, f"the order of operand {name}'s scales along k differs", ones, along, spread)
         across = _scales(rows, 3, 0, 0x28)
         yield from _shown(name, f"the lanes that operand {name}'s scales come from differ", ones, across, spread)
-        # Every scale byte, 0 to 0x7e.
-        for first in range(0, 127 - 4 * rows + 1, 4 * rows - 1):
-            every = _scales(rows, 4, 1, first)
+        # Every scale byte, 0 to 0x7e, and all of a product different.
+        count = rows * _GROUPS
+        for first in range(0, 127, count):
+            every = _scales(rows, _GROUPS, 1, min(first, 127 - count))
             yield from _shown(name, f"the scales of operand {name} differ", ones, every, sweep)
-        own, other = _scales(rows, 4, 1, 1), _scales(rows, 4, 1, 63)
+        own, other = (_scales(rows, _GROUPS, 1, first) for first in (1, 63))
         yield from _shown(name, f"the scale selector of operand {name} differs", ones, own, spread, other)
 
 

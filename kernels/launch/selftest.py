@@ -24,7 +24,7 @@ from ..spec.expcast import TOP_LOG2, expcast
 from ..spec.formats import E4M3_MAX, e4m3
 
 #: Raised when a check changes: remembered verdicts of another version are not taken.
-VERSION = 3
+VERSION = 4
 
 #: (q, k, v, plan, labels, scale) -> output [B, H, Lq, D].
 Attention = Callable[[Tensor, Tensor, Tensor, Plan, "Tensor | None", "float | None"], Tensor]
