@@ -55,7 +55,7 @@ class Product:
             _E2M1[codes.long()].double() * e4m3_decode(scales).double().repeat_interleave(lo.GROUP, 1)
             for codes, scales in ((self.a, self.a_scales), (self.b, self.b_scales))
         )
-        return (self.c + a @ b.T).float()
+        return (self.c + (a[:, None] * b).sum(-1)).float()
 
     def registers(self) -> Tensor:
         """int32 [32, 12]: for each lane A, B, their scale words, and the bits of C."""
@@ -117,13 +117,21 @@ def _scales(rows: int, of_row: int, of_group: int, first: int) -> Tensor:
 
 def products() -> list[Product]:
     """Every MMA of the probe, the simplest first: a fault is named by the first that shows it."""
-    return [product for side in (_plain, _sides, _together) for product in side()]
+    return [*_plain(), *_sides(), *_together()]
 
 
 def _plain() -> Iterator[Product]:
-    zero, one = _codes(_ROWS, 0), _scales(_ROWS, 0, 0, lo.E4M3_ONE)
-    c = torch.arange(-64.0, 64.0).reshape(_ROWS, _COLUMNS)
-    yield Product("the accumulator input of an MMA differs", zero, zero[:8], one, one[:8], c)
+    """What can be told whatever order k has: C alone, and rows that differ in how many ones they have."""
+    unit, c = _scales(_ROWS, 0, 0, lo.E4M3_ONE), torch.arange(-64.0, 64.0).reshape(_ROWS, _COLUMNS)
+    (a, b), (ones, zero) = (_counted(n) for n in (_ROWS, _COLUMNS)), (_codes(_ROWS, code) for code in (lo.E2M1_ONE, 0))
+    yield Product("the accumulator input of an MMA differs", zero, zero[:8], unit, unit[:8], c)
+    yield Product("the rows of operand A's codes differ", a, ones[:8], unit, unit[:8], 0 * c)
+    yield Product("the columns of operand B's codes differ", ones, b, unit, unit[:8], 0 * c)
+
+
+def _counted(rows: int) -> Tensor:
+    """Row i has _K / rows (i + 1) ones."""
+    return (torch.arange(_K) < _K // rows * torch.arange(1, rows + 1)[:, None]).to(torch.uint8) * lo.E2M1_ONE
 
 
 def _sides() -> Iterator[Product]:
@@ -134,10 +142,11 @@ def _sides() -> Iterator[Product]:
         # Two or four elements of each group.
         spread = [_one_hot(others, 0, _K // others)]
         for digit in range(3):
-            yield from _shown(name, f"the codes of operand {name} differ", _digits(rows, digit), unit, sweep)
-        along = _scales(rows, 0, 8, 0x28)
+            # Only where A's order is not B's can be seen, and only that matters.
+            yield from _shown(name, "the order of the codes along k differs", _digits(rows, digit), unit, sweep)
+        along = _scales(rows, 0, 8, 0x20)
         yield from _shown(name, f"the order of operand {name}'s scales along k differs", ones, along, spread)
-        across = _scales(rows, 3, 0, 0x28)
+        across = _scales(rows, 3, 0, 0x10)
         yield from _shown(name, f"the lanes that operand {name}'s scales come from differ", ones, across, spread)
         # Every scale byte, 0 to 0x7e, and all of a product different.
         count = rows * _GROUPS
