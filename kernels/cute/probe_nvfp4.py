@@ -75,4 +75,5 @@ def _compile(emulated, options):
 
 def buildables(emulated=False):
     """The probe. emulated: for a card without these instructions, to test what is around it."""
-    return [Buildable("probe_nvfp4", partial(_compile, emulated), 0, "cases, 1, 1", tuple(name for name, _ in POINTERS))]
+    arguments = tuple(name for name, _ in POINTERS)
+    return [Buildable("probe_nvfp4", partial(_compile, emulated), 0, "products, 1, 1", arguments)]

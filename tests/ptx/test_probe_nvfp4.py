@@ -1,5 +1,5 @@
-"""The probe of single NVFP4 instructions, executed: it passes on what PTX says, and names what differs on a card that does
-something else. Such cards are made by editing the probe's PTX, or by changing the interpreter."""
+"""The probe of single NVFP4 instructions, executed: it passes on what PTX says, and names what differs on a card that
+does something else. Such cards are made by editing the probe's PTX, or by changing the interpreter."""
 
 from __future__ import annotations
 
@@ -103,8 +103,10 @@ def product(before: str = "", **operands: str) -> Callable[[str], str]:
         own = {f"{name}{n}": register for name in "abc" for n, register in enumerate(found[name].split(","))}
         own |= {name: found[name] for name in ("a_scale", "b_scale")}
         parts = found.groupdict() | {name: operand.format_map(own) for name, operand in operands.items()}
-        new = "{opcode} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}}, {a_scale}, {{{a_from}}}, {b_scale}, {{{b_from}}};".format(**parts)
-        return f"{text[: found.start()]}{{.reg .b32 t; {before.format_map(own)}\n{new}}}\n{text[found.end() :]}"
+        registers = ", ".join("{" + parts[name] + "}" for name in "dabc")
+        scales = ", ".join(f"{parts[f'{name}_scale']}, {{{parts[f'{name}_from']}}}" for name in "ab")
+        new = f"{{.reg .b32 t; {before.format_map(own)}\n{parts['opcode']} {registers}, {scales};}}\n"
+        return text[: found.start()] + new + text[found.end() :]
 
     return change
 
