@@ -1,4 +1,4 @@
-"""What the assembler made of the casts and of the probe for sm_120a: executed PTX does not show an assembler's fault."""
+"""What the assembler made of the casts and of the probe for sm_120a. Executed PTX does not show what it does wrong."""
 
 from __future__ import annotations
 
