@@ -16,13 +16,15 @@ from vc_attention.kernels.launch import prepare as prep
 class Nothing:
     """Kernels that run nothing."""
 
+    manifest = SimpleNamespace(arch="sm_90a")
+
     def kernel(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(launch=lambda grid, arguments, stream: None)
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Nothing:
-    monkeypatch.setattr(prep.Queue, "current", classmethod(lambda cls, library, device: cls(library, 0)))
+    monkeypatch.setattr(prep.Queue, "current", classmethod(lambda cls, library: cls(library, 0)))
     return Nothing()
 
 
