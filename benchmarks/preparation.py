@@ -28,7 +28,6 @@ if "vc_attention" not in sys.modules:
 from vc_attention.benchmarks.bench import passes
 from vc_attention.benchmarks.bench.report import pass_text
 from vc_attention.benchmarks.bench.results import Shape
-from vc_attention.benchmarks.bench.timing import Cuda
 from vc_attention.benchmarks.preparation_checks import (
     LAYOUTS,
     PLANS,
@@ -44,6 +43,7 @@ from vc_attention.benchmarks.preparation_checks import (
 from vc_attention.kernels.launch import prepare as prep
 from vc_attention.kernels.launch.loader import load_library
 from vc_attention.kernels.plan import Plan
+from vc_attention.kernels.timing import Cuda
 
 
 def host_time(library):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .comparing import VCAttentionBenchmark, VCAttentionCompare
 from .measuring import VCAttentionCapture, VCAttentionQuality, VCAttentionQualityReport
 from .patch import VCAttentionPatch
 
@@ -13,4 +14,11 @@ class VCAttentionExtension(ComfyExtension):
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """All nodes of the pack."""
-        return [VCAttentionPatch, VCAttentionQuality, VCAttentionQualityReport, VCAttentionCapture]
+        return [
+            VCAttentionPatch,
+            VCAttentionQuality,
+            VCAttentionQualityReport,
+            VCAttentionCapture,
+            VCAttentionCompare,
+            VCAttentionBenchmark,
+        ]

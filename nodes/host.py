@@ -40,6 +40,23 @@ def free_memory(device: torch.device) -> int | None:
         return None
 
 
+def make_room(needed: int, device: torch.device) -> int | None:
+    """Ask ComfyUI to unload models until `needed` bytes are free on `device`; returns what is free then, as
+    `free_memory` does."""
+    free = free_memory(device)
+    management = sys.modules.get("comfy.model_management")
+    if free is None or free >= needed or management is None:
+        return free
+    management.free_memory(needed, device)
+    return free_memory(device)
+
+
+def compute_device() -> torch.device:
+    """The device that ComfyUI computes on; the CPU outside of ComfyUI."""
+    management = sys.modules.get("comfy.model_management")
+    return torch.device("cpu") if management is None else torch.device(management.get_torch_device())
+
+
 def is_interrupt(error: BaseException) -> bool:
     """Whether this is ComfyUI's Cancel, which must always pass through."""
     kind = getattr(sys.modules.get("comfy.model_management"), "InterruptProcessingException", None)
@@ -113,21 +130,33 @@ def user_folder() -> Path | None:
         return None
 
 
+def stop_if_cancelled() -> None:
+    """Raise ComfyUI's own exception if Cancel was pressed."""
+    interrupt = getattr(sys.modules.get("comfy.model_management"), "throw_exception_if_processing_interrupted", None)
+    if interrupt is not None:
+        interrupt()
+
+
+def progress_bar(total: int) -> Callable[[int], None]:
+    """The bar on the node that is being executed: called with how many of `total` are done."""
+    kind = getattr(sys.modules.get("comfy.utils"), "ProgressBar", None)
+    if kind is None:
+        return lambda done: None
+    bar = kind(total)
+    return lambda done: bar.update_absolute(done, total)
+
+
 def progress(node_id: str | None) -> Callable[[int, int, str], None]:
     """Shows how far the compiling of kernels is, on the node and its bar, and lets Cancel through.
 
     Called as (kernels done, kernels altogether, what is at work), several times a second.
     """
-    bar: Any = None
+    bar: Callable[[int], None] | None = None
     shown = ""
 
     def report(done: int, total: int, name: str) -> None:
         nonlocal bar, shown
-        interrupt = getattr(
-            sys.modules.get("comfy.model_management"), "throw_exception_if_processing_interrupted", None
-        )
-        if interrupt is not None:
-            interrupt()
+        stop_if_cancelled()
         text = compiling(done, total, name)
         if text == shown:
             return
@@ -136,10 +165,9 @@ def progress(node_id: str | None) -> Callable[[int, int, str], None]:
         shown = text
         show_text(text, node_id)
         if bar is None and total:
-            kind = getattr(sys.modules.get("comfy.utils"), "ProgressBar", None)
-            bar = None if kind is None else kind(total)
+            bar = progress_bar(total)
         if bar is not None:
-            bar.update_absolute(done, total)
+            bar(done)
 
     return report
 

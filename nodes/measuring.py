@@ -23,37 +23,8 @@ from .messages import (
 from .profile import Profile, ProfileError, check_name, load, path_of, save
 from .quality import MAX_BUDGET_DB, Quality, QualityOptions
 from .quality_report import plot, table, to_json
-from .schema import known
-from .texts import NODES
+from .schema import node_input, node_output, node_schema, unique_id
 from .watch import watch, watchers_of
-
-CATEGORY = "advanced/attention"
-
-
-def _input(kind: Any, node: str, name: str, **keywords: Any) -> Any:
-    return known(kind.Input, name, tooltip=NODES[node].inputs[name], **keywords)
-
-
-def _output(kind: Any, node: str, name: str) -> Any:
-    return known(kind.Output, display_name=name, tooltip=NODES[node].outputs[name])
-
-
-def _schema(node: str, **keywords: Any) -> Any:
-    texts = NODES[node]
-    return known(
-        io.Schema,
-        node_id=node,
-        display_name=texts.display_name,
-        category=CATEGORY,
-        description=texts.description,
-        hidden=[io.Hidden.unique_id],
-        **keywords,
-    )
-
-
-def _node_id(cls: Any) -> str | None:
-    unique = getattr(cls.hidden, "unique_id", None)
-    return None if unique is None else str(unique)
 
 
 def _sentence(make: Any, *args: Any, **values: Any) -> bool | str:
@@ -72,17 +43,19 @@ class VCAttentionQuality(io.ComfyNode):
     def define_schema(cls) -> Any:
         """The node as ComfyUI shows it. Widget order is part of every saved workflow: additions go last."""
         node, defaults = "VCAttentionQuality", QualityOptions()
-        return _schema(
+        return node_schema(
             node,
             search_aliases=["attention quality", "psnr", "profile"],
             inputs=[
-                _input(io.Model, node, "model"),
-                _input(io.String, node, "layers", default=defaults.layers),
-                _input(io.String, node, "steps", default=defaults.steps),
-                _input(io.Float, node, "budget_db", default=defaults.budget_db, min=0.0, max=MAX_BUDGET_DB, step=1.0),
-                _input(io.String, node, "profile", default=defaults.profile),
+                node_input(io.Model, node, "model"),
+                node_input(io.String, node, "layers", default=defaults.layers),
+                node_input(io.String, node, "steps", default=defaults.steps),
+                node_input(
+                    io.Float, node, "budget_db", default=defaults.budget_db, min=0.0, max=MAX_BUDGET_DB, step=1.0
+                ),
+                node_input(io.String, node, "profile", default=defaults.profile),
             ],
-            outputs=[_output(io.Model, node, "model")],
+            outputs=[node_output(io.Model, node, "model")],
         )
 
     @classmethod
@@ -104,7 +77,7 @@ class VCAttentionQuality(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, **values: Any) -> Any:
         """Put a measuring watcher on a clone of `model`."""
-        options, node_id = QualityOptions(**values), _node_id(cls)
+        options, node_id = QualityOptions(**values), unique_id(cls)
         if session_of(model) is None:
             host.show_text(NO_PATCH, node_id)
             return io.NodeOutput(model)
@@ -136,19 +109,19 @@ class VCAttentionQualityReport(io.ComfyNode):
     def define_schema(cls) -> Any:
         """The node as ComfyUI shows it. The latent makes it wait for the sampler."""
         node = "VCAttentionQualityReport"
-        return _schema(
+        return node_schema(
             node,
             search_aliases=["attention quality", "psnr", "profile"],
             is_output_node=True,
             inputs=[
-                _input(io.Latent, node, "latent"),
-                _input(io.Model, node, "model"),
-                _input(io.String, node, "save_profile", default=""),
+                node_input(io.Latent, node, "latent"),
+                node_input(io.Model, node, "model"),
+                node_input(io.String, node, "save_profile", default=""),
             ],
             outputs=[
-                _output(io.Latent, node, "latent"),
-                _output(io.Image, node, "plot"),
-                _output(io.String, node, "json"),
+                node_output(io.Latent, node, "latent"),
+                node_output(io.Image, node, "plot"),
+                node_output(io.String, node, "json"),
             ],
         )
 
@@ -187,17 +160,17 @@ class VCAttentionCapture(io.ComfyNode):
     def define_schema(cls) -> Any:
         """The node as ComfyUI shows it. Widget order is part of every saved workflow: additions go last."""
         node, defaults = "VCAttentionCapture", CaptureOptions()
-        return _schema(
+        return node_schema(
             node,
             search_aliases=["save attention", "replay", "debug attention"],
             inputs=[
-                _input(io.Model, node, "model"),
-                _input(io.String, node, "layer", default=defaults.layer),
-                _input(io.Int, node, "step", default=defaults.step, min=1, max=MAX_STEP),
-                _input(io.Int, node, "max_mb", default=defaults.max_mb, min=1, max=MAX_MB, step=64),
-                _input(io.String, node, "filename_prefix", default=defaults.filename_prefix),
+                node_input(io.Model, node, "model"),
+                node_input(io.String, node, "layer", default=defaults.layer),
+                node_input(io.Int, node, "step", default=defaults.step, min=1, max=MAX_STEP),
+                node_input(io.Int, node, "max_mb", default=defaults.max_mb, min=1, max=MAX_MB, step=64),
+                node_input(io.String, node, "filename_prefix", default=defaults.filename_prefix),
             ],
-            outputs=[_output(io.Model, node, "model")],
+            outputs=[node_output(io.Model, node, "model")],
         )
 
     @classmethod
@@ -208,7 +181,7 @@ class VCAttentionCapture(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, **values: Any) -> Any:
         """Put a capturing watcher on a clone of `model`."""
-        options, node_id = CaptureOptions(**values), _node_id(cls)
+        options, node_id = CaptureOptions(**values), unique_id(cls)
         if session_of(model) is None:
             host.show_text(NO_PATCH, node_id)
             return io.NodeOutput(model)

@@ -141,6 +141,26 @@ PROFILE_OTHER_PLAN = (
 )
 CAPTURE_READY = "VC-Attention Capture is ready; the file is written while the sampler runs."
 
+#: On VC-Attention Compare.
+SSIM_ABSENT = (
+    "SSIM needs kornia, one of ComfyUI's optional packages, and it cannot be imported here, so only PSNR was measured. "
+    "Install ComfyUI's requirements again to get it."
+)
+LPIPS_ABSENT = (
+    "LPIPS needs the package lpips, which is not installed in ComfyUI's Python, so it was not measured. Install it "
+    "there with pip, or switch lpips off."
+)
+NO_FRAMES = "There are no frames to compare."
+
+#: On VC-Attention Benchmark.
+NO_ATTENTION_SIZE = (
+    "This model does not say how many attention heads it has, so there is no size to time. Please report the model."
+)
+NO_PIXELS = (
+    "How many pixels one latent cell of this model stands for is not known here: connect the latent that the sampler "
+    "gets, and the widgets for the size are not needed."
+)
+
 
 def not_measured(problem: str) -> str:
     """Measuring met a problem."""
@@ -263,6 +283,60 @@ def non_finite(step: int, repeated: bool, layer: str = "") -> str:
         else "the clip may be damaged: run it again with precision off to compare"
     )
     return f"attention gave numbers that are not finite at step {step + 1}{where}; {rescue}"
+
+
+def frame_small(name: str, least: int) -> str:
+    """A metric needs larger frames."""
+    return f"{name} needs frames of at least {least} pixels each way, so it was not measured."
+
+
+def lpips_failed(error: BaseException) -> str:
+    """The package lpips is there and does not work."""
+    return (
+        f"LPIPS could not be measured ({type(error).__name__}: {_first_line(error)}). At its first use the package "
+        "downloads AlexNet's weights; try again with a connection, or switch lpips off."
+    )
+
+
+def other_sizes(labels: tuple[str, str], a: tuple[int, int, int], b: tuple[int, int, int]) -> str:
+    """Two clips of different frame sizes (frames, height, width)."""
+    return (
+        f"{labels[0]} has frames of {a[2]} x {a[1]} pixels and {labels[1]} of {b[2]} x {b[1]}, so they cannot be "
+        "compared pixel by pixel. Render both at one size, or crop or scale one of them first."
+    )
+
+
+def other_counts(labels: tuple[str, str], a: int, b: int) -> str:
+    """Two clips of different length."""
+    return f"{labels[0]} has {a} frames and {labels[1]} has {b}: the first {min(a, b)} of both were compared."
+
+
+def not_finite_frames(count: int, first: int) -> str:
+    """Frames with NaN or infinity. first: from 1."""
+    which = f"Frame {first} holds" if count == 1 else f"{count} frames, the first of them frame {first}, hold"
+    return f"{which} numbers that are not finite and could not be measured; the overall numbers are without them."
+
+
+def no_room(needed: int, free: int, device: str) -> str:
+    """The tensors of a benchmark do not fit. In bytes."""
+    return (
+        f"Nothing was timed: this size needs about {needed / 1e9:.1f} GB on {device}, and {free / 1e9:.1f} GB are "
+        "free. Choose fewer frames or a smaller picture."
+    )
+
+
+def too_slow_here(device: str, tokens: int) -> str:
+    """A CPU would take minutes for one call."""
+    return (
+        f"Nothing was timed: ComfyUI runs on {device} here, where one attention call over {tokens:,} tokens takes far "
+        "too long. Choose a small size (such as 256 x 256 and 9 frames) to see that everything works; times that "
+        "matter come from a card."
+    )
+
+
+def fell_back(name: str) -> str:
+    """A backend of ComfyUI's quietly ran torch's attention."""
+    return f"ComfyUI's {name} gave the call on to PyTorch's attention, so it has no time of its own; the log says why"
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ _PAPER, _INK, _GRID = "#ffffff", "#222222", "#dddddd"
 #: Everything is drawn this much larger and scaled down: Pillow's own lines have hard edges.
 _OVERSAMPLE = 2
 _FONT = 18
+#: Distances of the grid's lines.
+_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 1000)
 
 
 class Figure:
@@ -62,6 +65,18 @@ class Figure:
             self.text(x + 26, HEIGHT - 24, words, _FONT - 2, "lm")
             x += 60 + 8.5 * len(words)
 
+    def bars(self, entries: Sequence[tuple[str, float, str, str]]) -> None:
+        """Bars from the left, one below the other, on the whole page: (name, length, colour, words behind the bar)."""
+        longest = max((length for _, length, _, _ in entries), default=0.0)
+        left, right = 380, WIDTH - 220
+        pitch = min(64.0, (HEIGHT - _TOP - _BOTTOM - 20) / max(len(entries), 1))
+        for i, (name, length, colour, words) in enumerate(entries):
+            middle = _TOP + 20 + (i + 0.5) * pitch
+            end = left + (right - left) * (length / longest if longest else 0.0)
+            self.text(left - 12, middle, name, anchor="rm")
+            self.rectangle(left, middle - 0.36 * pitch, end, middle + 0.36 * pitch, colour)
+            self.text(end + 10, middle, words, anchor="lm")
+
     def panel(self, name: str, x: tuple[float, float], y: tuple[float, float]) -> Panel:
         """The next panel. name: of the horizontal axis; x, y: the ranges of the axes."""
         height = (HEIGHT - _TOP - _BOTTOM - 2 * _GAP) / 2
@@ -83,12 +98,10 @@ class Panel:
     ) -> None:
         self.figure = figure
         self.x, self.y, self.top, self.bottom = x, y, top, bottom
-        step = next(size for size in (1, 2, 5, 10, 20, 50, 100, 1000) if (y[1] - y[0]) / size <= 8 or size == 1000)
-        value = -(-y[0] // step) * step
-        while value <= y[1]:
-            self.level(value, _GRID, 1)
-            figure.text(_MARGIN_LEFT - 10, self._y(value), f"{value:g}", anchor="rm")
-            value += step
+        step = next((size for size in _STEPS if (y[1] - y[0]) / size <= 8), _STEPS[-1])
+        for line in range(math.ceil(y[0] / step - 1e-9), math.floor(y[1] / step + 1e-9) + 1):
+            self.level(line * step, _GRID, 1)
+            figure.text(_MARGIN_LEFT - 10, self._y(line * step), f"{line * step:g}", anchor="rm")
         figure.text((_MARGIN_LEFT + WIDTH - _MARGIN_RIGHT) / 2, bottom + 44, name)
 
     def _x(self, value: float) -> float:
@@ -109,6 +122,11 @@ class Panel:
         self.figure.polyline(placed, colour)
         for x, y in placed:
             self.figure.rectangle(x - 3, y - 3, x + 3, y + 3, colour)
+
+    def mark(self, x: float, y: float, colour: str) -> None:
+        """A mark at (x, y), larger than those of a line."""
+        left, top = self._x(x), self._y(y)
+        self.figure.rectangle(left - 6, top - 6, left + 6, top + 6, colour)
 
     def level(self, value: float, colour: str, width: int = 2) -> None:
         """A line across at `value`."""

@@ -11,6 +11,7 @@ from . import host
 from .plot import Figure
 from .quality_run import BUDGET, LayerTotal, QualityRun, order
 from .state import Layer
+from .tables import columns, count
 
 #: Colours of the plot: readable in print and to the colour-blind (after Okabe and Ito).
 _MEASURED, _DENSE, _BUDGET, _BAND = "#0072b2", "#d55e00", "#6b6b6b", "#a6cee3"
@@ -18,12 +19,12 @@ _MEASURED, _DENSE, _BUDGET, _BAND = "#0072b2", "#d55e00", "#6b6b6b", "#a6cee3"
 
 def live(run: QualityRun, step: int) -> str:
     """The text while the sampler runs: where it stands, and the worst layer so far."""
-    done = f"Step {step + 1} of {run.steps}: {_count(len(run.layers), 'layer')} measured"
+    done = f"Step {step + 1} of {run.steps}: {count(len(run.layers), 'layer')} measured"
     worst = _worst_first(run)[:1]
     lines = [done, *(f"Lowest: {layer.name}, {_db(total.worst_db)}" for layer, total in worst)]
     found = sum(decision.why == BUDGET for decision in run.dense.values())
     if found:
-        lines.append(f"Below the budget, in 16 bit from now on: {_count(found, 'layer')}")
+        lines.append(f"Below the budget, in 16 bit from now on: {count(found, 'layer')}")
     return "\n".join(lines)
 
 
@@ -35,10 +36,10 @@ def table(runs: Sequence[QualityRun], rows: int | None = None) -> str:
 def _table(run: QualityRun, rows: int | None, title: str) -> str:
     lines = []
     if run.layers:
-        count = sum(total.count for total in run.layers.values())
+        calls = sum(total.count for total in run.layers.values())
         layer, total = _worst_first(run)[0]
         lines.append(
-            f"{title}{_count(count, 'call')} measured in {_count(len(run.layers), 'layer')}; lowest PSNR "
+            f"{title}{count(calls, 'call')} measured in {count(len(run.layers), 'layer')}; lowest PSNR "
             f"{_db(total.worst_db)} in {layer.name} at step {total.worst_step + 1}."
         )
     elif title:
@@ -48,7 +49,7 @@ def _table(run: QualityRun, rows: int | None, title: str) -> str:
         lines.append("In 16 bit: " + "; ".join(_decision(run, layer) for layer in dense) + ".")
     lines.extend(run.notes)
     if run.skipped:
-        lines.append(f"{_count(run.skipped, 'call')} had inputs that are not finite and could not be measured.")
+        lines.append(f"{count(run.skipped, 'call')} had inputs that are not finite and could not be measured.")
     if not run.layers:
         return "\n".join(lines)
     shown = (
@@ -67,15 +68,10 @@ def _table(run: QualityRun, rows: int | None, title: str) -> str:
         )
         for layer, total in shown
     ]
-    lines += ["", *_columns([head, *body])]
+    lines += ["", *columns([head, *body])]
     if len(shown) < len(run.layers):
         lines.append(f"and {len(run.layers) - len(shown)} more with a higher PSNR")
     return "\n".join(lines)
-
-
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _worst_first(run: QualityRun) -> list[tuple[Layer, LayerTotal]]:
@@ -87,10 +83,6 @@ def _decision(run: QualityRun, layer: Layer) -> str:
     if found.why == BUDGET:
         return f"{layer.name} after step {found.step + 1} ({_db(found.psnr_db)})"
     return f"{layer.name} from the start (profile)"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _db(value: float | None) -> str:

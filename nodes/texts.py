@@ -1,4 +1,4 @@
-"""Names, descriptions and tooltips of the nodes that look at a run. `locales/en/nodeDefs.json` says the same."""
+"""Names, descriptions and tooltips of the nodes that measure. `locales/en/nodeDefs.json` says the same."""
 
 from __future__ import annotations
 
@@ -65,5 +65,46 @@ NODES: dict[str, NodeTexts] = {
             "overwritten.",
         },
         {"model": "The model, unchanged in what it computes."},
+    ),
+    "VCAttentionCompare": NodeTexts(
+        "VC-Attention Compare",
+        "Compares two clips of one size frame by frame: PSNR and SSIM of every frame and of the whole clip, both clips "
+        "side by side, a plot and JSON. Put a clip with VC-Attention on one input and the 16-bit clip of the same seed "
+        "on the other.",
+        {
+            "images_a": "The first clip: the one to compare with, such as the 16-bit clip.",
+            "images_b": "The second clip, of the same frame size. Where one is longer, the frames that both have are "
+            "compared.",
+            "label_a": "The words above the first clip.",
+            "label_b": "The words above the second clip.",
+            "strip": "all frames: a clip with both side by side, which takes twice the memory of one of them. lowest "
+            "frame: one picture, of the frame with the lowest PSNR.",
+            "lpips": "Measure LPIPS as well, which is closer to what people see and slower. Needs the package lpips in "
+            "ComfyUI's Python, which downloads AlexNet's weights at its first use.",
+        },
+        {
+            "strip": "Both clips side by side, with labels and each frame's numbers.",
+            "plot": "PSNR and SSIM of every frame.",
+            "json": "Every number, as JSON.",
+        },
+    ),
+    "VCAttentionBenchmark": NodeTexts(
+        "VC-Attention Benchmark",
+        "Times one attention call of this model's size on this card: on every attention backend that this ComfyUI has, "
+        "and on VC-Attention's kernels. Uses random data and renders nothing.",
+        {
+            "model": "The model whose attention size is timed. Behind VC-Attention Patch, its precision and quality "
+            "are timed; else 8-bit fast.",
+            "latent": "The latent that the sampler would get: its size counts. Not connected: the widgets below.",
+            "width": "Width of the clip in pixels, if no latent is connected.",
+            "height": "Height of the clip in pixels, if no latent is connected.",
+            "frames": "Frames of the clip, if no latent is connected.",
+            "seconds": "How long each backend is timed in each of three rounds, at least. Longer evens out other work "
+            "on the card.",
+        },
+        {
+            "plot": "Milliseconds of one call on each backend.",
+            "json": "Every number, as JSON.",
+        },
     ),
 }

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ...kernels import UnsupportedError
+from ...kernels.timing import Call, Cuda, Device, Timing, one_line, take_turns
 from . import ours, passes, peers
 from .results import HEAD_DIM, Memory, Row, Run, Shape
 from .shapes import tensors
-from .timing import Call, Cuda, Device, Timing, one_line, take_turns
 
 #: Query rows whose error is taken, in the first and in the last head.
 ROWS = 256

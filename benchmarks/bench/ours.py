@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import FAITHFUL, FAST, Plan, Reason, UnsupportedError
+from ...kernels.families import arch_of
 from ...kernels.launch import attend, call, prepare
 from ...kernels.launch.loader import Library
-from .timing import Call
+from ...kernels.timing import Call
 
 PLANS = {"fast": FAST, "fast + key means": Plan(key_means=True), "faithful": FAITHFUL}
 ALONE = "kernel alone"
@@ -29,7 +30,8 @@ def use(folder: Path | None) -> str:
     device = torch.device("cuda", torch.cuda.current_device())
     inside = None
     if folder is not None:
-        arch = "sm_{}{}a".format(*torch.cuda.get_device_capability(device))
+        capability = torch.cuda.get_device_capability(device)
+        arch = arch_of(capability) or "sm_{}{}".format(*capability)
         inside = folder.absolute() if (folder / "manifest.json").is_file() else folder.absolute() / arch
         if inside.name != arch or not (inside / "manifest.json").is_file():
             return (

@@ -11,8 +11,8 @@ from torch import Tensor, empty_like
 from ...kernels import FAST, Plan, Reason, UnsupportedError
 from ...kernels.launch import prepare as prep
 from ...kernels.launch.loader import Library
+from ...kernels.timing import Call, Device, take_turns
 from .results import Pass
-from .timing import Call, Device, take_turns
 
 COPY = "copy"
 #: The row of a call as a whole.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ...kernels.timing import Call, one_line
 from .results import CUDNN, FLASH_2, FLASH_4
-from .timing import Call, one_line
 
 Maker = Callable[[Tensor, Tensor, Tensor], Call]
 

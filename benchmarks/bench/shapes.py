@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...kernels.timing import stand_ins
 from .results import HEAD_DIM
 
 #: Name -> tokens, heads (batch 1, head dimension 128): Wan 720p, eight heads of it, Wan 480p, HunyuanVideo-1.5 720p,
@@ -17,20 +18,8 @@ SHAPES = {
 }
 #: One short clip, to see in seconds that everything runs; not what a video model spends its time on.
 QUICK = {"quick": (8_190, 24)}
-CLUSTERS = 64
 
 
 def tensors(length: int, heads: int, device: str = "cuda") -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k, v as views [1, heads, length, 128] of [1, length, heads, 128] bf16.
-
-    Noise around 64 clusters in K and V, in random order: grouping has something to find, as in a video.
-    """
-    g = torch.Generator(device).manual_seed(0)
-    member = torch.randint(0, CLUSTERS, (length,), device=device, generator=g)
-
-    def make(scale: float) -> torch.Tensor:
-        x = torch.randn(1, length, heads, HEAD_DIM, device=device, generator=g, dtype=torch.bfloat16)
-        centres = scale * torch.randn(CLUSTERS, heads, HEAD_DIM, device=device, generator=g, dtype=torch.bfloat16)
-        return x.add_(centres[member]).transpose(1, 2)
-
-    return make(0.0), make(0.4), make(1.0)
+    """q, k, v as views [1, heads, length, 128] of [1, length, heads, 128] bf16: `timing.stand_ins`."""
+    return stand_ins(length, heads, HEAD_DIM, device, torch.bfloat16)

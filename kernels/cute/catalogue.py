@@ -7,6 +7,7 @@ KERNELS. Reading the names of the architectures needs no compiler.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from .buildable import Buildable
@@ -41,12 +42,6 @@ def _rtx_blackwell(arch: str) -> list[Buildable]:
     return [*four_bit, *_eight_bit(arch)]
 
 
-def _emulated_probe() -> list[Buildable]:
-    from . import probe_nvfp4
-
-    return probe_nvfp4.buildables(emulated=True)
-
-
 #: Architecture, as the compiler names it -> its kernels in the order of the manifest.
 KERNELS: dict[str, Callable[[], list[Buildable]]] = {
     "sm_89": partial(_eight_bit, "sm_89"),
@@ -55,10 +50,20 @@ KERNELS: dict[str, Callable[[], list[Buildable]]] = {
     "sm_121a": partial(_rtx_blackwell, "sm_121a"),
 }
 
+
+def _rtx_on_sm_90a() -> list[Buildable]:
+    """Those of RTX Blackwell under their own names, with the instructions that only it has computed by others."""
+    from . import attention_nvfp4, preparation_nvfp4, probe_nvfp4
+
+    attention = [replace(x, name=x.name.removesuffix("_emulated")) for x in attention_nvfp4.buildables(emulated=True)]
+    others = [*preparation_nvfp4.buildables(emulated=True), *probe_nvfp4.buildables(emulated=True)]
+    return [*attention, *others, *_eight_bit("sm_90a")]
+
+
 #: Kernels that no wheel holds: to run them where they are not shipped, or alone. Name -> architecture -> its kernels.
 TRIALS: dict[str, dict[str, Callable[[], list[Buildable]]]] = {
     "mma8": {arch: partial(_mma8, arch) for arch in LOADER_OF},
-    "probe": {"sm_90a": _emulated_probe},
+    "rtx": {"sm_90a": _rtx_on_sm_90a},
 }
 
 

@@ -123,10 +123,10 @@ def products() -> list[Product]:
 def _plain() -> Iterator[Product]:
     """What can be told whatever order k has: C alone, and rows that differ in how many ones they have."""
     unit, c = _scales(_ROWS, 0, 0, lo.E4M3_ONE), torch.arange(-64.0, 64.0).reshape(_ROWS, _COLUMNS)
-    (a, b), (ones, zero) = (_counted(n) for n in (_ROWS, _COLUMNS)), (_codes(_ROWS, code) for code in (lo.E2M1_ONE, 0))
+    ones, zero = _codes(_ROWS, lo.E2M1_ONE), _codes(_ROWS, 0)
     yield Product("the accumulator input of an MMA differs", zero, zero[:8], unit, unit[:8], c)
-    yield Product("the rows of operand A's codes differ", a, ones[:8], unit, unit[:8], 0 * c)
-    yield Product("the columns of operand B's codes differ", ones, b, unit, unit[:8], 0 * c)
+    yield Product("the rows of operand A's codes differ", _counted(_ROWS), ones[:8], unit, unit[:8], 0 * c)
+    yield Product("the columns of operand B's codes differ", ones, _counted(_COLUMNS), unit, unit[:8], 0 * c)
 
 
 def _counted(rows: int) -> Tensor:

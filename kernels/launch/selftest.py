@@ -54,10 +54,10 @@ UNIFORM_LENGTHS = (1, 65, 129, 391)
 #: Relative L2 error of a row. V's values are powers of two, which E4M3 holds exactly, so only the output's own rounding
 #: remains (0.0017); the residuals of a smoothed V are rounded (0.0065, measured).
 UNIFORM_BOUND, UNIFORM_BOUND_SMOOTHED = 0.0025, 0.009
-#: NVFP4: a power of two beside a 32 in its group of 16 is rounded (the specification's: 0.014, and 0.0214 of residuals).
+#: NVFP4: a power of two beside a 32 in its group of 16 is rounded (by the specification: 0.014, residuals 0.0214).
 UNIFORM_BOUND_4, UNIFORM_BOUND_4_SMOOTHED = 0.017, 0.026
-#: Relative L2 distance of an NVFP4 kernel from the specification in a head of the random case. A score on the other side
-#: of a rounding boundary moves a probability by a code: 0.006 in the executed PTX.
+#: Relative L2 distance of an NVFP4 kernel from the specification in a head of the random case. A score on the other
+#: side of a rounding boundary moves a probability by a code: 0.006 in the executed PTX.
 SPECIFIED_BOUND = 0.02
 
 #: Golden case: 64 keys that are seen, 64 that get no weight. Rows of Q come in groups of 16 that share a scale.
@@ -250,8 +250,7 @@ def _golden_outputs(probability: str, levels: tuple[int, ...], slack: float = 0.
 
 def _specified(attention: Attention, case: Case, device: torch.device) -> str | None:
     tensors, labels, exact = _random_case(case.dtype)
-    labels = labels if case.plan.demean else None
-    got = _call(attention, case, device, tensors, labels)
+    got = _call(attention, case, device, tensors, labels if case.plan.demean else None)
     want = _specified_case(case.plan, case.dtype)
     off = ((got - want).norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1))).amax().item()
     if not math.isfinite(off):

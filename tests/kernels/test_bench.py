@@ -8,11 +8,11 @@ from types import ModuleType
 
 import pytest
 import torch
-from vc_attention.benchmarks.bench import command, measure, ours, peers, report, shapes, timing
+from vc_attention.benchmarks.bench import command, measure, ours, peers, report, shapes
 from vc_attention.benchmarks.bench.results import CUDNN, FLASH_2, FLASH_4, Run, from_json
 from vc_attention.benchmarks.bench.shapes import tensors
-from vc_attention.benchmarks.bench.timing import LEAST, MOST, Series, take_turns
-from vc_attention.kernels import FAST, Reason, UnsupportedError
+from vc_attention.kernels import FAST, Reason, UnsupportedError, timing
+from vc_attention.kernels.timing import LEAST, MOST, Series, take_turns
 
 
 class Clockwork:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from vc_attention.benchmarks.bench import passes
 from vc_attention.benchmarks.bench.shapes import tensors
-from vc_attention.benchmarks.bench.timing import Series
 from vc_attention.kernels import Reason, UnsupportedError, auto_groups
 from vc_attention.kernels.launch import prepare as prep
+from vc_attention.kernels.timing import Series
 
 
 class Nothing:

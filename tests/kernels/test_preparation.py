@@ -86,6 +86,9 @@ def test_every_launch_is_of_a_built_kernel_and_fits_its_parameters(kernels):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_no_local_memory_and_no_slow_path(builds, arch, nvdisasm):
     for name in entries(builds[arch]):
+        # Elsewhere than on Hopper only what writes images of its own, in one of the two types.
+        if arch != "sm_90a" and not re.match(r"([qkv]4?|[qk]4_amax|v4_stats)_bf16", name):
+            continue
         command = [nvdisasm, "-c", str(builds[arch] / f"{name}.cubin")]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         count = lambda pattern, text=text: len(re.findall(pattern, text))  # noqa: E731

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from vc_attention.kernels import EXACT, FAST, FOUR_BIT, supports
-from vc_attention.kernels.launch import chain
+from vc_attention.kernels.launch import attend, chain
 
 #: Compute capability: a card's name, and a word that only the right explanation has.
 CARDS = {
@@ -35,6 +36,7 @@ def _fake(monkeypatch, cards: list[tuple[str, tuple[int, int] | None]], hip: str
         return torch.device(device).index or 0
 
     monkeypatch.setattr(chain, "_known", {})  # what was found out about the real cards stays out of it
+    monkeypatch.setattr(attend, "PREBUILT", Path("no kernels here"))
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))

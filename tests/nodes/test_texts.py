@@ -53,6 +53,8 @@ def test_the_other_nodes_say_the_same_in_the_locale(node):
         ("VCAttentionQuality", [f.name for f in dataclasses.fields(QualityOptions) if f.init]),
         ("VCAttentionQualityReport", ["save_profile"]),
         ("VCAttentionCapture", [f.name for f in dataclasses.fields(CaptureOptions) if f.init]),
+        ("VCAttentionCompare", ["images_a", "images_b", "label_a", "label_b", "strip", "lpips"]),
+        ("VCAttentionBenchmark", ["width", "height", "frames", "seconds"]),
     ],
 )
 def test_each_widget_of_the_other_nodes_has_a_row_in_its_help_page(node, widgets):

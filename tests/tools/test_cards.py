@@ -133,7 +133,7 @@ def test_an_installed_family_runs_on_its_cards_only() -> None:
 
 
 def test_kernels_that_no_such_card_has_run_say_so() -> None:
-    """Ada and RTX Blackwell: what was checked, what was not, and what guards a card, in every state of their kernels."""
+    """Ada and RTX Blackwell: what was checked, what was not, and what guards a card, whatever is installed."""
     for card, arch in ((RTX_5090, "sm_120a"), (RTX_4090, "sm_89")):
         for installed in ((), (arch,)):
             verdict = cards.describe(card.name, card.capability, available=(arch,), installed=installed)

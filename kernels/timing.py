@@ -1,4 +1,7 @@
-"""Timing of calls that take turns: medians of device events, so that heat and the power limit meet all rows alike."""
+"""Timing of calls that take turns: medians of device events, so that heat and the power limit meet all rows alike.
+
+`run.py bench` and the node VC-Attention Benchmark measure with it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 Call = Callable[[], Any]
 
@@ -19,6 +23,26 @@ LEAST, MOST = 5, 200
 #: Device clock cycles (about 10 ms) that the device waits before a series, so that the host queues ahead of it: a
 #: launch costs the host up to 20 us, which is longer than some passes take.
 LEAD = 20_000_000
+#: Clusters in the stand-in for a model's tensors.
+CLUSTERS = 64
+
+
+def stand_ins(
+    length: int, heads: int, head_dim: int, device: torch.device | str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random q, k, v as views [1, heads, length, head_dim] of [1, length, heads, head_dim], the same each time.
+
+    Noise around 64 clusters in K and V, in random order: grouping has something to find, as in a video.
+    """
+    g = torch.Generator(device).manual_seed(0)
+    member = torch.randint(0, CLUSTERS, (length,), device=device, generator=g)
+
+    def make(scale: float) -> Tensor:
+        x = torch.randn(1, length, heads, head_dim, device=device, generator=g, dtype=dtype)
+        centres = scale * torch.randn(CLUSTERS, heads, head_dim, device=device, generator=g, dtype=dtype)
+        return x.add_(centres[member]).transpose(1, 2)
+
+    return make(0.0), make(0.4), make(1.0)
 
 
 @dataclass(frozen=True)
@@ -60,6 +84,28 @@ class Cuda:
         while not event.query():
             time.sleep(0.002)
         return clock_and_power()
+
+
+class Clock:
+    """Any other device, by the host's clock around each call: a CPU, or a device of another make.
+
+    wait: returns once the device has done what was queued.
+    """
+
+    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
+        self.wait = wait
+
+    def series(self, call: Call, count: int) -> Series:
+        """See `Device`."""
+        call()
+        self.wait()
+        found = []
+        for _ in range(count):
+            start = time.perf_counter()
+            call()
+            self.wait()
+            found.append(1000 * (time.perf_counter() - start))
+        return Series(found)
 
 
 def clock_and_power() -> tuple[float | None, float | None]:
@@ -112,8 +158,9 @@ def take_turns(
     seconds: float,
     rounds: int,
     show: Callable[[str], None] = lambda text: None,
+    least: int = LEAST,
 ) -> tuple[dict[str, Timing], dict[str, str]]:
-    """Time every call in each of `rounds` rounds, for about `seconds` and at least LEAST times a round.
+    """Time every call in each of `rounds` rounds, for about `seconds` and at least `least` times a round.
 
     One series that is not counted says first how long each call takes. The order changes from round to round, so that
     no row always follows the same neighbour. Returns the timings, and why a call that failed has none.
@@ -136,7 +183,7 @@ def take_turns(
                 timings[name].add(series)
             else:
                 needed = math.ceil(1000 * seconds / max(series.ms[0], 1e-3))
-                counts[name] = min(MOST, max(LEAST, needed))
+                counts[name] = min(MOST, max(least, needed))
     return {name: timing for name, timing in timings.items() if name not in failed}, failed
 
 
