@@ -6,8 +6,8 @@ computed exactly by other instructions and the 8-bit kernels load as on Ada.
 
 Two tables. Images: random shapes, plans, memory layouts and 16-bit types; the share of numbers that differ from the
 torch reference of the images (ties of rounding fall to either side), and the largest difference of a second-level or
-row scale. Self-test: the probe of single instructions, then every family that the launcher would ask a card for, through
-the launcher itself.
+row scale. Self-test: the probe of single instructions, then every family that the launcher would ask a card for,
+through the launcher itself.
 """
 
 from __future__ import annotations
