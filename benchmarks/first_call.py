@@ -107,7 +107,7 @@ def host_times(torch, kernels, call, library) -> dict[str, float]:
     sums = torch.zeros(1, 1, 128, device="cuda")
     mean = torch.zeros(1, 2, 128, device="cuda")
     single = library.kernel("k_mean")
-    clustered = library.kernel(attend.kernel_name(FAST, torch.bfloat16))
+    clustered = library.kernel(attend.kernel_name(FAST, torch.bfloat16, library.manifest.arch))
     pointers = (images.q, images.k, images.v, images.qs, images.ks, images.sv, images.mu, images.qb, images.km, out)
     grid = (clustered.entry.cluster, 1, 1)
 

@@ -25,7 +25,8 @@ class Family:
     """Cards that share their kernels.
 
     key: name of the family in file names. title: what their owners call them. capabilities: CUDA compute
-    capabilities. modes: the plans of the kernels, in words; empty when none are planned. why_not: then, why.
+    capabilities. modes: the plans of the kernels, in words; empty when none are planned. why_not: then, why. unseen: no
+    kernel of the family has run on such a card yet.
     """
 
     key: str
@@ -33,19 +34,31 @@ class Family:
     capabilities: tuple[tuple[int, int], ...]
     modes: str = ""
     why_not: str = ""
+    unseen: bool = False
 
 
+#: Said of kernels of a family that is `unseen`.
+UNSEEN = (
+    "They have been verified by executing their PTX on the CPU and by emulation, not yet on a card like this one; a "
+    "numeric self-test decides on it whether they may run."
+)
 _NO_FP8 = "has no FP8 matrix units, which VC-Attention's kernels need"
 
 FAMILIES: tuple[Family, ...] = (
     Family("volta", "Volta (V100, Titan V)", ((7, 0), (7, 2)), why_not=_NO_FP8),
     Family("turing", "Turing (RTX 20, GTX 16, T4)", ((7, 5),), why_not=_NO_FP8),
     Family("ampere", "Ampere (RTX 30, A100, A40)", ((8, 0), (8, 6), (8, 7), (8, 8)), why_not=_NO_FP8),
-    Family("ada", "Ada (RTX 40, L40, RTX 6000 Ada)", ((8, 9),), modes="8-bit"),
+    Family("ada", "Ada (RTX 40, L40, RTX 6000 Ada)", ((8, 9),), modes="8-bit", unseen=True),
     Family("hopper", "Hopper (H100, H200)", ((9, 0),), modes="8-bit"),
     Family("blackwell-datacenter", "data-centre Blackwell (B200, B300)", ((10, 0), (10, 3)), modes="8-bit"),
     Family("thor", "Jetson Thor", ((10, 1), (11, 0)), why_not="is not one that VC-Attention's kernels are built for"),
-    Family("blackwell-rtx", "RTX Blackwell (RTX 50, RTX PRO, GB10)", ((12, 0), (12, 1)), modes="8-bit and 4-bit"),
+    Family(
+        "blackwell-rtx",
+        "RTX Blackwell (RTX 50, RTX PRO, GB10)",
+        ((12, 0), (12, 1)),
+        modes="8-bit and 4-bit",
+        unseen=True,
+    ),
 )
 
 
@@ -115,14 +128,17 @@ def describe(
             f"{card}: this card {family.why_not}, so {OWN_ATTENTION}. {CHECKING}",
             family=family.key,
         )
-    arch = f"sm_{capability[0]}{capability[1]}a"
+    plain = f"sm_{capability[0]}{capability[1]}"
+    archs = {plain, f"{plain}a"}  # as the compiler names them: with an `a` from Hopper on
     kernels = f"the {family.modes} kernels for {family.title}"
-    if arch in installed:
-        return Verdict("ok", f"{card}: {kernels} run on it.", runs=True, family=family.key)
-    if arch in (released() if available is None else available):
+    unseen = f" {UNSEEN}" if family.unseen else ""
+    if archs & set(installed):
+        text = f"{card}: {kernels} run on it.{unseen}"
+        return Verdict("ok", text, runs=True, family=family.key)
+    if archs & set(released() if available is None else available):
         return Verdict(
             "not_installed",
-            f"{card}: {kernels} are not installed here, so {OWN_ATTENTION}. {INSTALL} {CHECKING}",
+            f"{card}: {kernels} are not installed here, so {OWN_ATTENTION}. {INSTALL}{unseen} {CHECKING}",
             family=family.key,
         )
     return Verdict(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 #: Family of cards that share a kernel wheel -> the architectures inside that wheel, as the compiler names them.
 FAMILIES: dict[str, tuple[str, ...]] = {
+    "ada": ("sm_89",),
     "hopper": ("sm_90a",),
     "blackwell-datacenter": ("sm_100a", "sm_103a"),
     "blackwell-rtx": ("sm_120a", "sm_121a"),
@@ -17,10 +18,12 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 def arch_of(capability: tuple[int, int]) -> str | None:
     """The architecture whose kernels run on cards of a CUDA compute capability; None when no wheel holds any.
 
-    Kernels with the suffix `a` run on exactly their own capability, so there is at most one.
+    The loader takes kernels on exactly their own capability (those with the suffix `a` could run on no other), so there
+    is at most one.
     """
-    arch = f"sm_{capability[0]}{capability[1]}a"
-    return arch if any(arch in archs for archs in FAMILIES.values()) else None
+    plain = f"sm_{capability[0]}{capability[1]}"
+    known = [arch for archs in FAMILIES.values() for arch in archs]
+    return next((arch for arch in (f"{plain}a", plain) if arch in known), None)
 
 
 def family_of(arch: str) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ... import kernels
 from ...kernels import FAITHFUL, FAST, Plan, Reason, UnsupportedError
+from ...kernels.families import arch_of
 from ...kernels.launch import attend, call, prepare
 from ...kernels.launch.loader import Library
 from ...kernels.timing import Call
@@ -29,7 +30,8 @@ def use(folder: Path | None) -> str:
     device = torch.device("cuda", torch.cuda.current_device())
     inside = None
     if folder is not None:
-        arch = "sm_{}{}a".format(*torch.cuda.get_device_capability(device))
+        capability = torch.cuda.get_device_capability(device)
+        arch = arch_of(capability) or "sm_{}{}".format(*capability)
         inside = folder.absolute() if (folder / "manifest.json").is_file() else folder.absolute() / arch
         if inside.name != arch or not (inside / "manifest.json").is_file():
             return (

@@ -7,6 +7,7 @@ KERNELS. Reading the names of the architectures needs no compiler.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from .buildable import Buildable
@@ -25,12 +26,44 @@ def _mma8(arch: str) -> list[Buildable]:
     return attention_mma8.buildables(arch)
 
 
+def _eight_bit(arch: str) -> list[Buildable]:
+    """8-bit attention by mma.sync, with preparation and grouping."""
+    from . import preparation
+
+    # fp16 accumulators stay a trial: what they cost in accuracy has not been seen on a card yet.
+    attention = [kernel for kernel in _mma8(arch) if not kernel.name.startswith("attention_mma8_f16")]
+    return [*attention, *preparation.buildables("mma8")]
+
+
+def _rtx_blackwell(arch: str) -> list[Buildable]:
+    from . import attention_nvfp4, preparation_nvfp4, probe_nvfp4
+
+    four_bit = [*attention_nvfp4.buildables(), *preparation_nvfp4.buildables(), *probe_nvfp4.buildables()]
+    return [*four_bit, *_eight_bit(arch)]
+
+
 #: Architecture, as the compiler names it -> its kernels in the order of the manifest.
-KERNELS: dict[str, Callable[[], list[Buildable]]] = {"sm_90a": _sm_90a}
+KERNELS: dict[str, Callable[[], list[Buildable]]] = {
+    "sm_89": partial(_eight_bit, "sm_89"),
+    "sm_90a": _sm_90a,
+    "sm_120a": partial(_rtx_blackwell, "sm_120a"),
+    "sm_121a": partial(_rtx_blackwell, "sm_121a"),
+}
+
+
+def _rtx_on_sm_90a() -> list[Buildable]:
+    """Those of RTX Blackwell under their own names, with the instructions that only it has computed by others."""
+    from . import attention_nvfp4, preparation_nvfp4, probe_nvfp4
+
+    attention = [replace(x, name=x.name.removesuffix("_emulated")) for x in attention_nvfp4.buildables(emulated=True)]
+    others = [*preparation_nvfp4.buildables(emulated=True), *probe_nvfp4.buildables(emulated=True)]
+    return [*attention, *others, *_eight_bit("sm_90a")]
+
 
 #: Kernels that no wheel holds: to run them where they are not shipped, or alone. Name -> architecture -> its kernels.
 TRIALS: dict[str, dict[str, Callable[[], list[Buildable]]]] = {
     "mma8": {arch: partial(_mma8, arch) for arch in LOADER_OF},
+    "rtx": {"sm_90a": _rtx_on_sm_90a},
 }
 
 

@@ -1,6 +1,6 @@
-"""The two instructions of `ptx_sm120` that only sm_120 has, computed exactly by instructions of sm_90.
+"""The instructions of `ptx_sm120` that only sm_120 has, computed exactly by instructions of sm_90.
 
-With them the NVFP4 attention kernel runs on a card without block-scaled MMAs: its barriers, copies, indices, scales and
+With them the NVFP4 kernels run on a card without block-scaled MMAs: its barriers, copies, indices, scales and
 epilogue are then tested on silicon. E2M1 times E4M3 has six significant bits, so fp16 holds every scaled operand; the
 sums differ from sm_120's in how wide an accumulator is inside the tensor core. For tests, never for speed.
 """
@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from .ptx_sm120 import emit, lane_index
+from .simt import unpack2
 
 _F16_K16 = """mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
 {{$w0},{$w1},{$w2},{$w3}}, {{$r0},{$r1},{$r2},{$r3}}, {{$r4},{$r5}}, {{$r6},{$r7},{$r8},{$r9}};"""
@@ -69,3 +70,17 @@ def pack_e2m1(x):
     for i in range(8):
         word = word | emit(_ENCODE, [Uint32], [x[i]]) << (4 * i)
     return word
+
+
+def pack_signed_e2m1(x):
+    """`ptx_sm120.pack_signed_e2m1` of eight Float32."""
+    word = pack_e2m1([emit("abs.f32 {$w0}, {$r0};", [Float32], [value]) for value in x])
+    for i in range(8):
+        word = word | (emit("mov.b32 {$w0}, {$r0};", [Uint32], [x[i]]) >> 31) << (4 * i + 3)
+    return word
+
+
+def unpack_e2m1(word):
+    """`ptx_sm120.unpack_e2m1`."""
+    one = emit("mov.b32 {$w0}, 0x3C003C00;", [Uint32], [])
+    return [value for pair in _decode(word, one) for value in unpack2(pair, True)]

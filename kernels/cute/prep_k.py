@@ -117,17 +117,37 @@ class MeanK:
         simt.store_float(out + 512, rotate_partly(Float32(0.0) - value, channel))
 
 
+def missing_blocks(layout):
+    """The most blocks that a last tile of means can lack."""
+    return layout.MEAN_GROUP - getattr(layout, "KEY_TILE", layout.BLOCK) // layout.BLOCK
+
+
+def channel_centre(mean_at, x):
+    """`rotate`'s addend for the channel mean, of quad lane `x`; mean_at: address of `k_mean`'s result."""
+    return lambda i: simt.load_floats(mean_at + 512 + (x * 32).to(Int64) + 128 * i, 8)
+
+
+def shared_centre(at, x):
+    """`rotate`'s addend from 128 numbers in shared memory."""
+
+    def centre(i):
+        byte = at + x * 32 + 128 * i
+        return simt.shared_load16(byte, Float32) + simt.shared_load16(byte + 16, Float32)
+
+    return centre
+
+
 class PrepareK:
     """Kernel `k`: grid (BH, nb), block 256, SHARED bytes of shared memory.
 
     order: int32 [BH, L] token of each position (unused without `gather`). mean: of `k_mean`. Means: block means as the
-    key-mean MMA reads them (only with `means`).
+    key-mean MMA reads them (only with `means`). layout: module that states the images, `layouts` or `layouts_mma8`.
     """
 
     SHARED = 8 * 512 + 512 + 128
 
-    def __init__(self, fp16: bool, gather: bool, means: bool):
-        self.fp16, self.gather, self.means = fp16, gather, means
+    def __init__(self, fp16: bool, gather: bool, means: bool, layout=layouts):
+        self.fp16, self.gather, self.means, self.layout = fp16, gather, means, layout
 
     @cute.jit
     def __call__(
@@ -152,33 +172,19 @@ class PrepareK:
         self.body(rows, order, mean, k_image, k_scale, k_means, length, head, block, blocks, shared)
 
     def body(self, rows, order, mean, image, scales, means, length, head, block, blocks, shared):
+        layout = self.layout
         thread, warp, lane = simt.thread_position()
         g, x = lane // 4, lane % 4
         row = warp * 16 + g
         # A wholly padded block is the last valid block once more: real residuals under that block's scale.
-        valid_block = simt.smaller(block, (length - 1) // layouts.BLOCK)
-        raw, weight = [], []
-        for r in range(2):
-            position = valid_block * layouts.BLOCK + row + 8 * r
-            inside = simt.less(position, length)
-            position = simt.select(inside, position, valid_block * layouts.BLOCK)
-            weight.append(inside)
-            token = position
-            if self.gather:
-                token = simt.load_int(order.toint() + (head.to(Int64) * length.to(Int64) + position.to(Int64)) * 4)
-            address = rows.address(token, x * 16)
-            raw.append([w for i in range(4) for w in simt.load16(address + 64 * i)])
+        valid_block = simt.smaller(block, (length - 1) // layout.BLOCK)
+        raw, weight = self.load(rows, order, length, head, valid_block, row, x)
         mean_at = mean.toint() + head.to(Int64) * 1024
         if self.means:
             centre_at = self.block_mean(raw, weight, mean_at, means, length, head, block, valid_block, blocks, shared)
-
-            def centre(i):
-                at = centre_at + x * 32 + 128 * i
-                return simt.shared_load16(at, Float32) + simt.shared_load16(at + 16, Float32)
+            centre = shared_centre(centre_at, x)
         else:
-
-            def centre(i):
-                return simt.load_floats(mean_at + 512 + (x * 32).to(Int64) + 128 * i, 8)
+            centre = channel_centre(mean_at, x)
 
         y = rotate(raw[0], raw[1], signs(lane, self.fp16), self.fp16, centre)
         amax = Float32(0.0)
@@ -193,12 +199,34 @@ class PrepareK:
                 amax = cute.arch.fmax(amax, v)
         scale, inverse = int8_scale(amax)
         at = (head * blocks + block).to(Int64)
-        base = image.toint() + at * (layouts.BLOCK * 128)
+        base = image.toint() + at * (layout.BLOCK * 128)
         for r in range(2):
             for i in range(4):
                 words = [simt.int8x4([v * inverse for v in y[r][8 * i + 4 * n : 8 * i + 4 * n + 4]]) for n in range(2)]
-                simt.store8(base + layouts.k_offset(row + 8 * r, 32 * i + 8 * x).to(Int64), words)
+                simt.store8(base + layout.k_offset(row + 8 * r, 32 * i + 8 * x).to(Int64), words)
         simt.store_float(scales.toint() + at * 4, scale, simt.less(thread, 1))
+
+    def load(self, rows, order, length, head, block, row, x):
+        """Keys `row` and `row` + 8 of a valid block as quad lane `x` has them for `rotate`, and whether they exist."""
+        raw, weight = [], []
+        for r in range(2):
+            position = block * self.layout.BLOCK + row + 8 * r
+            inside = simt.less(position, length)
+            position = simt.select(inside, position, self.stand_in(block, length))
+            weight.append(inside)
+            address = rows.address(self.token(order, head, length, position), x * 16)
+            raw.append([w for i in range(4) for w in simt.load16(address + 64 * i)])
+        return raw, weight
+
+    def stand_in(self, block, length):
+        """Position of the key that stands in for those beyond the last."""
+        return block * self.layout.BLOCK
+
+    def token(self, order, head, length, position):
+        """Token (Int32) at a valid `position` of the gathered sequence."""
+        if not self.gather:
+            return position
+        return simt.load_int(order.toint() + (head.to(Int64) * length.to(Int64) + position.to(Int64)) * 4)
 
     def block_mean(self, raw, weight, mean_at, means, length, head, block, valid_block, blocks, shared):
         """Store the block's mean (of valid keys, less the channel mean); returns where `rotate`'s addend for the sum of
@@ -223,18 +251,19 @@ class PrepareK:
         total = simt.shared_load(shared + channel * 4)
         for n in range(1, simt.WARPS):
             total = total + simt.shared_load(shared + n * 512 + channel * 4)
-        count = simt.smaller(length - valid_block * layouts.BLOCK, Int32(layouts.BLOCK))
+        layout = self.layout
+        count = simt.smaller(length - valid_block * layout.BLOCK, Int32(layout.BLOCK))
         mean = simt.load_float(mean_at + (channel * 4).to(Int64))
         word = simt.bf16x2(simt.divide(total, count.to(Float32)) - mean, Float32(0.0))
         # Tiles of means hold whole groups of 8 blocks: the last block also fills the blocks that do not exist.
-        groups = (blocks + layouts.MEAN_GROUP - 1) // layouts.MEAN_GROUP
-        for n in range(layouts.MEAN_GROUP - 1):
+        groups = (blocks + layout.MEAN_GROUP - 1) // layout.MEAN_GROUP
+        for n in range(1 + missing_blocks(layout)):
             target = block + n
             wanted = simt.less(thread, 128)
             if n:
-                wanted = wanted & (1 - simt.less(block, blocks - 1)) & simt.less(target, groups * layouts.MEAN_GROUP)
-            tile = (head * groups + target // layouts.MEAN_GROUP).to(Int64) * (layouts.MEAN_GROUP * 256)
-            offset = layouts.km_offset(target % layouts.MEAN_GROUP, channel) * 2
+                wanted = wanted & (1 - simt.less(block, blocks - 1)) & simt.less(target, groups * layout.MEAN_GROUP)
+            tile = (head * groups + target // layout.MEAN_GROUP).to(Int64) * (layout.MEAN_GROUP * 256)
+            offset = layout.km_offset(target % layout.MEAN_GROUP, channel) * 2
             simt.store_half(means.toint() + tile + offset.to(Int64), word, wanted)
         centre = Float32(0.0) - (mean + simt.unpack2(word, False)[0])
         centre_at = shared + 8 * 512
@@ -261,10 +290,10 @@ def build_mean(options=""):
     )
 
 
-def build(options="", fp16=False, gather=False, means=False):
+def build(options="", fp16=False, gather=False, means=False, layout=layouts):
     kind = cutlass.Float16 if fp16 else cutlass.BFloat16
     return cute.compile(
-        PrepareK(fp16, gather, means), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(cutlass.Int8), _gmem(Float32),
-        _gmem(cutlass.BFloat16), Int64(1), Int64(1), Int64(1), Int32(1), Int32(1), Int32(1), Int32(1),
+        PrepareK(fp16, gather, means, layout), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(cutlass.Int8),
+        _gmem(Float32), _gmem(cutlass.BFloat16), Int64(1), Int64(1), Int64(1), Int32(1), Int32(1), Int32(1), Int32(1),
         cuda.CUstream(0), options=options,
     )  # fmt: skip

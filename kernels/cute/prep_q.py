@@ -1,6 +1,7 @@
 """Preparation of Q: rotate, INT8 with one scale for 16 rows, tile image; optionally the bf16 rows for key means.
 
-One CTA makes one 128-row tile, one warp 16 rows of it. Nothing but the image and the scales reaches memory.
+One CTA makes one 128-row tile, one warp 16 rows of it. Nothing but the image and the scales reaches memory. Where the
+bytes go is a layout module's matter: `layouts` or `layouts_mma8`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,30 @@ def int8_scale(amax):
     )
 
 
-class PrepareQ:
-    """Kernel `q`: grid (BH, nq), block 256, no dynamic shared memory."""
+def load_rows(rows, length, tile, row, x):
+    """Rows `row` and `row` + 8 of query tile `tile` as quad lane `x` has them for `rotate`; zeros beyond `length`."""
+    raw = []
+    for r in range(2):
+        token = tile * layouts.QUERY_TILE + row + 8 * r
+        valid = simt.less(token, length)
+        address = rows.address(simt.smaller(token, length - 1), x * 16)
+        raw.append([w for i in range(4) for w in simt.load16(address + 64 * i, valid)])
+    return raw
 
-    def __init__(self, fp16: bool, means: bool):
-        self.fp16, self.means = fp16, means
+
+def store_rows(layout, base, raw, row, x, fp16):
+    """The bf16 rows for key means, as they were read, into the qb tile at `base`."""
+    for r in range(2):
+        for i in range(4):
+            offset = layout.qb_offset(row + 8 * r, 32 * i + 8 * x) * 2
+            simt.store16(base + offset.to(Int64), simt.to_bf16(raw[r][4 * i : 4 * i + 4], fp16))
+
+
+class PrepareQ:
+    """Kernel `q`: grid (BH, nq), block 256, no dynamic shared memory. layout: module that states the images."""
+
+    def __init__(self, fp16: bool, means: bool, layout=layouts):
+        self.fp16, self.means, self.layout = fp16, means, layout
 
     @cute.jit
     def __call__(
@@ -75,41 +95,33 @@ class PrepareQ:
         self.body(rows, q_image, q_scale, q_rows, length, head, tile, tiles)
 
     def body(self, rows, image, scales, rows16, length, head, tile, tiles):
+        layout = self.layout
         _, warp, lane = simt.thread_position()
         g, x = lane // 4, lane % 4
         row = warp * 16 + g
-        raw = []
-        for r in range(2):
-            token = tile * layouts.QUERY_TILE + row + 8 * r
-            valid = simt.less(token, length)
-            address = rows.address(simt.smaller(token, length - 1), x * 16)
-            raw.append([w for i in range(4) for w in simt.load16(address + 64 * i, valid)])
+        raw = load_rows(rows, length, tile, row, x)
         y = rotate(raw[0], raw[1], signs(lane, self.fp16), self.fp16)
         amax = Float32(0.0)
         for v in y[0] + y[1]:
             amax = simt.max_abs(amax, v)
         scale, inverse = int8_scale(simt.warp_max(amax))
         at = (head * tiles + tile).to(Int64)
-        base = image.toint() + at * (layouts.QUERY_TILE * 128)
+        base = image.toint() + at * (layout.QUERY_TILE * 128)
         for r in range(2):
             for i in range(4):
                 words = [simt.int8x4([v * inverse for v in y[r][8 * i + 4 * n : 8 * i + 4 * n + 4]]) for n in range(2)]
-                simt.store8(base + layouts.q_offset(row + 8 * r, 32 * i + 8 * x).to(Int64), words)
-        slot = scales.toint() + (at * layouts.QUERY_TILE + (warp * 16 + lane % 16).to(Int64)) * 4
+                simt.store8(base + layout.q_offset(row + 8 * r, 32 * i + 8 * x).to(Int64), words)
+        slot = scales.toint() + (at * layout.QUERY_TILE + (warp * 16 + lane % 16).to(Int64)) * 4
         simt.store_float(slot, scale)
         if self.means:
-            base = rows16.toint() + at * (layouts.QUERY_TILE * 256)
-            for r in range(2):
-                for i in range(4):
-                    offset = layouts.qb_offset(row + 8 * r, 32 * i + 8 * x) * 2
-                    simt.store16(base + offset.to(Int64), simt.to_bf16(raw[r][4 * i : 4 * i + 4], self.fp16))
+            store_rows(layout, rows16.toint() + at * (layout.QUERY_TILE * 256), raw, row, x, self.fp16)
 
 
-def build(options="", fp16=False, means=False):
+def build(options="", fp16=False, means=False, layout=layouts):
     """Compile for the current target; the cubin is kept where `options` says."""
     kind = cutlass.Float16 if fp16 else cutlass.BFloat16
     gmem = lambda t, align=16: make_ptr(t, 0, cute.AddressSpace.gmem, assumed_align=align)  # noqa: E731
     return cute.compile(
-        PrepareQ(fp16, means), gmem(kind), gmem(cutlass.Int8), gmem(Float32), gmem(cutlass.BFloat16),
+        PrepareQ(fp16, means, layout), gmem(kind), gmem(cutlass.Int8), gmem(Float32), gmem(cutlass.BFloat16),
         Int64(1), Int64(1), Int64(1), Int32(1), Int32(1), Int32(1), Int32(1), cuda.CUstream(0), options=options,
     )  # fmt: skip

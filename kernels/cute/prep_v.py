@@ -13,8 +13,10 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute.runtime import make_ptr
 
-from . import layouts, simt
+from . import layouts, layouts_mma8, simt
+from .prep_k import missing_blocks
 from .prep_q import TINY
+from .quantise_nvfp4 import token_of
 
 #: Rows that a thread has in flight: 8 of 16 bytes each, one 128-token block for a CTA.
 FLIGHT = 8
@@ -27,23 +29,69 @@ def max2(a, b, fp16, largest=True):
 
 
 def token_at(order, head, length, position, gather):
-    """Token (Int32) of a valid `position` in the gathered sequence."""
+    """Token (Int32) of a valid `position` in the gathered sequence. gather: None if only the pointer tells."""
+    if gather is None:
+        return token_of(order, head, length, position)
     if not gather:
         return position
     return simt.load_int(order.toint() + (head.to(Int64) * length.to(Int64) + position.to(Int64)) * 4)
+
+
+class ImageV:
+    """What `PrepareV` needs to know of the V^T image beside `layouts`. A lane has four tokens that share a word."""
+
+    layout = layouts
+    #: Columns of a tile of means: where the means are, and where they are once more.
+    mean_columns = (0, layouts.MEAN_GROUP)
+    #: Largest value of the image.
+    top = 448.0
+    #: The four tokens of a lane, of its quad's 16: the lane's number times `step` plus these.
+    step, extra = 2, (0, 1, 8, 9)
+
+    def unit(self, unit):
+        """(V^T row, its group of 16 tokens XORed with row % 8) of the `unit`-th 16 bytes of the image."""
+        return unit // 8, unit % 8
+
+    def group(self, row, chunk):
+        """The 16 tokens (0..7) of chunk `chunk` of row `row`."""
+        return chunk ^ row
+
+    def chunk_offset(self, row, chunk):
+        """Byte in the image of that chunk."""
+        return row * 128 + chunk * 16
+
+
+class PanelImageV(ImageV):
+    """The same of `layouts_mma8`."""
+
+    layout = layouts_mma8
+    mean_columns = (0,)
+    top = layouts_mma8.VALUE_TOP["f32"]
+    step, extra = 4, (0, 1, 2, 3)
+
+    def unit(self, unit):
+        panel, row = unit // 32, unit % 32 // 4
+        return panel // 2 * 8 + row, (panel % 2 * 4 + unit % 4) ^ row
+
+    def group(self, row, chunk):
+        return chunk
+
+    def chunk_offset(self, row, chunk):
+        return layouts_mma8.v_offset(row, chunk * 16)
 
 
 class StatsV:
     """Kernel `v_stats`: grid (BH, ceil(L / 128)), block 256, SHARED bytes of shared memory.
 
     order: int32 [BH, L]. means: fp32 [BH, ceil(L / 128), 128] (written only with `demean`). amax: fp32 [BH, 128], zero
-    on entry; a maximum of non-negative floats does not depend on the order of the atomic operations.
+    on entry; a maximum of non-negative floats does not depend on the order of the atomic operations. gather: None if
+    `order` may be null. rounded: amax is of V less the mean as bf16 (NVFP4's second level asks for that).
     """
 
     SHARED = 8 * 1024
 
-    def __init__(self, fp16: bool, demean: bool, gather: bool):
-        self.fp16, self.demean, self.gather = fp16, demean, gather
+    def __init__(self, fp16: bool, demean: bool, gather: bool | None, rounded: bool = False):
+        self.fp16, self.demean, self.gather, self.rounded = fp16, demean, gather, rounded
 
     @cute.jit
     def __call__(
@@ -116,6 +164,8 @@ class StatsV:
             mean = simt.divide(total, simt.smaller(length - first, Int32(layouts.BLOCK)).to(Float32))
             out = means.toint() + (head * blocks + block).to(Int64) * 512
             simt.store_float(out + (channel * 4).to(Int64), mean, mine)
+        if self.rounded:
+            mean = simt.unpack2(simt.bf16x2(mean, Float32(0.0)), False)[0]
         largest = simt.max_abs(simt.max_abs(Float32(0.0), high - mean), low - mean)
         bits = simt.ptx("mov.b32 {$w0}, {$r0};", Uint32, [largest])
         simt.effect(
@@ -127,14 +177,15 @@ class StatsV:
 class PrepareV:
     """Kernel `v`: grid (BH, nb), block 256, SHARED bytes of shared memory.
 
-    order, means, amax: as `v_stats` has them. image, v_scale (sv), v_means (mu): see `layouts`; `v_means` is written
-    only with `demean`.
+    order, means, amax: as `v_stats` has them. image, v_scale (sv), v_means (mu): see the layout module; `v_means` is
+    written only with `demean`.
     """
 
     SHARED = 128 * 128 + 2 * 512
 
-    def __init__(self, fp16: bool, demean: bool, gather: bool):
+    def __init__(self, fp16: bool, demean: bool, gather: bool, image: ImageV | None = None):
         self.fp16, self.demean, self.gather = fp16, demean, gather
+        self.image = image or ImageV()
 
     @cute.jit
     def __call__(
@@ -171,14 +222,14 @@ class PrepareV:
 
     def place(self, warp, lane, n):
         """(16-token group, first token of the lane's four, 64-channel half) of load group n (0, 1)."""
-        return warp // 2 + 4 * n, (lane % 4) * 2, warp % 2
+        return warp // 2 + 4 * n, (lane % 4) * self.image.step, warp % 2
 
     def load(self, rows, order, length, head, block, warp, lane):
-        """The lane's 8 channels of four tokens of two groups: rows 2a, 2a + 1, 2a + 8, 2a + 9, one slot word each."""
+        """The lane's 8 channels of four tokens of two groups, one word of the image each."""
         tokens, valid = [], []
         for n in range(2):
             group, first, _ = self.place(warp, lane, n)
-            for extra in (0, 1, 8, 9):
+            for extra in self.image.extra:
                 position = block * layouts.BLOCK + group * 16 + first + extra
                 inside = simt.less(position, length)
                 tokens.append(token_at(order, head, length, simt.smaller(position, length - 1), self.gather))
@@ -188,11 +239,12 @@ class PrepareV:
 
     def scales(self, means, amax, v_scale, v_means, length, head, block, blocks, thread, table):
         """1 / sv and the restored mean of this block's channels into shared memory; sv and mu to their images."""
+        layout, width = self.image.layout, len(self.image.mean_columns) * layouts.MEAN_GROUP
         channel = thread % 128
         mine = simt.less(thread, 128)
         byte = (channel * 4).to(Int64)
         largest = simt.load_float(amax.toint() + head.to(Int64) * 512 + byte)
-        scale = simt.divide(largest, Float32(448.0))
+        scale = simt.divide(largest, Float32(self.image.top))
         usable = simt.ptx(
             "{.reg .pred p; setp.gt.f32 p, {$r0}, {$r1}; selp.s32 {$w0}, 1, 0, p;}", Int32, [scale, Float32(TINY)]
         )
@@ -202,7 +254,7 @@ class PrepareV:
         simt.store_float(out, scale, mine & (1 - simt.less(0, block)))
         if not self.demean:
             return
-        valid_blocks = (length + layouts.BLOCK - 1) // layouts.BLOCK
+        valid_blocks = (length + layout.BLOCK - 1) // layout.BLOCK
         exists = simt.less(block, valid_blocks)
         at = (head * valid_blocks + simt.smaller(block, valid_blocks - 1)).to(Int64) * 512 + byte
         mean = simt.select(exists, simt.divide(simt.load_float(means.toint() + at), scale), Float32(0.0))
@@ -210,24 +262,24 @@ class PrepareV:
         # Against the mean as attention restores it: its rounding then costs nothing, the residual carries it.
         simt.shared_store(table + 512 + channel * 4, simt.unpack2(word, False)[0] * scale)
         # Tiles of means hold whole groups of 8 blocks: the last block also clears the blocks that do not exist.
-        groups = (blocks + layouts.MEAN_GROUP - 1) // layouts.MEAN_GROUP
-        for n in range(layouts.MEAN_GROUP - 1):
+        groups = (blocks + layout.MEAN_GROUP - 1) // layout.MEAN_GROUP
+        for n in range(1 + missing_blocks(layout)):
             target = block + n
             wanted = mine
             if n:
-                wanted = wanted & (1 - simt.less(block, blocks - 1)) & simt.less(target, groups * layouts.MEAN_GROUP)
+                wanted = wanted & (1 - simt.less(block, blocks - 1)) & simt.less(target, groups * layout.MEAN_GROUP)
                 word = Uint32(0)
-            column = target % layouts.MEAN_GROUP
-            tile = (head * groups + target // layouts.MEAN_GROUP).to(Int64) * (128 * layouts.MEAN_WIDTH * 2)
+            column = target % layout.MEAN_GROUP
+            tile = (head * groups + target // layout.MEAN_GROUP).to(Int64) * (128 * width * 2)
             base = v_means.toint() + tile
-            simt.store_half(base + (layouts.mu_offset(channel, column) * 2).to(Int64), word, wanted)
-            offset = layouts.mu_offset(channel, column + layouts.MEAN_GROUP) * 2
-            simt.store_half(base + offset.to(Int64), word, wanted)
+            for first in self.image.mean_columns:
+                offset = layout.mu_offset(channel, column + first if first else column) * 2
+                simt.store_half(base + offset.to(Int64), word, wanted)
 
     def quantise(self, words, valid, warp, lane, shared):
-        """E4M3 of the residuals into shared memory, V^T rows of 128 slots.
+        """E4M3 of the residuals into shared memory, V^T rows of 128 tokens.
 
-        A 16-byte chunk (group) of a row is at chunk ^ row % 8 as in the image, and XORed with row / 8 % 8 on top: the
+        A group of a row is at chunk group ^ row % 8 (as in the image of `layouts`), XORed with row / 8 % 8 on top: the
         eight rows that a warp writes at once then fall into different banks.
         """
         part = lane // 4
@@ -253,24 +305,24 @@ class PrepareV:
         """The 128 channel rows from shared memory to the image, 16 bytes a thread and step."""
         for n in range(128 * 128 // (16 * simt.THREADS)):
             unit = thread + n * simt.THREADS
-            row, chunk = unit // 8, unit % 8
-            words = simt.shared_load16(shared + row * 128 + ((chunk ^ ((row // 8) % 8)) << 4))
+            row, place = self.image.unit(unit)
+            words = simt.shared_load16(shared + row * 128 + ((place ^ ((row // 8) % 8)) << 4))
             simt.store16(base + (unit * 16).to(Int64), words)
 
     def row_sums(self, base, length, block, thread):
         """Rows 128..135: 1.0 at the valid tokens of the block's own row, 0 elsewhere."""
         row, chunk = (thread // 8) % 8, thread % 8
-        group = chunk ^ row
+        group = self.image.group(row, chunk)
         own = 1 - ((row ^ (block % layouts.MEAN_GROUP)) + 7) // 8
         words = []
         for a in range(4):
             word = Uint32(0)
-            for n, extra in enumerate((0, 1, 8, 9)):
-                token = block * layouts.BLOCK + group * 16 + 2 * a + extra
+            for n, extra in enumerate(self.image.extra):
+                token = block * layouts.BLOCK + group * 16 + self.image.step * a + extra
                 one = Uint32(layouts.E4M3_ONE << (8 * n))
                 word = word | simt.select(own & simt.less(token, length), one, Uint32(0))
             words.append(word)
-        at = base + ((layouts.HEAD_DIM + row) * 128 + chunk * 16).to(Int64)
+        at = base + self.image.chunk_offset(layouts.HEAD_DIM + row, chunk).to(Int64)
         simt.store16_if(at, words, simt.less(thread, 64))
 
 
@@ -278,18 +330,18 @@ def _gmem(kind):
     return make_ptr(kind, 0, cute.AddressSpace.gmem, assumed_align=16)
 
 
-def build_stats(options="", fp16=False, demean=True, gather=True):
+def build_stats(options="", fp16=False, demean=True, gather=True, rounded=False):
     kind = cutlass.Float16 if fp16 else cutlass.BFloat16
     return cute.compile(
-        StatsV(fp16, demean, gather), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32), Int64(1), Int64(1),
-        Int64(1), Int32(1), Int32(1), Int32(1), Int32(1), cuda.CUstream(0), options=options,
+        StatsV(fp16, demean, gather, rounded), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32), Int64(1),
+        Int64(1), Int64(1), Int32(1), Int32(1), Int32(1), Int32(1), cuda.CUstream(0), options=options,
     )  # fmt: skip
 
 
-def build(options="", fp16=False, demean=True, gather=True):
+def build(options="", fp16=False, demean=True, gather=True, image=None):
     kind = cutlass.Float16 if fp16 else cutlass.BFloat16
     return cute.compile(
-        PrepareV(fp16, demean, gather), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32),
+        PrepareV(fp16, demean, gather, image), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(Float32),
         _gmem(cutlass.Float8E4M3FN), _gmem(Float32), _gmem(cutlass.BFloat16), Int64(1), Int64(1), Int64(1), Int32(1),
         Int32(1), Int32(1), Int32(1), cuda.CUstream(0), options=options,
     )  # fmt: skip

@@ -1,19 +1,27 @@
-"""Every preparation and grouping kernel, for the build; `kernels.launch.prepare` launches them by these names."""
+"""Every 8-bit preparation and grouping kernel, for the build; `kernels.launch.prepare` launches them by these names.
+
+The names are the same for every architecture: which image the kernels write is that of the attention kernels beside
+them (`selection`).
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from itertools import product
 
-from . import group_assign, group_chain, group_update, prep_k, prep_q, prep_v, sort
+from . import group_assign, group_chain, group_update, layouts, layouts_mma8, prep_k, prep_q, prep_v, sort
 from .buildable import Buildable
 
 STRIDES = ("stride_b", "stride_h", "stride_l", "heads", "length")
 ROWS = "batch * heads, rows of tiles, 1"
 
 
-def buildables():
-    """The kernels, both 16-bit input formats, in a fixed order."""
+#: Kind of 8-bit images -> the layout module, and the V^T image.
+_IMAGES = {"wgmma8": (layouts, prep_v.ImageV()), "mma8": (layouts_mma8, prep_v.PanelImageV())}
+
+
+def buildables(images="wgmma8"):
+    """The kernels, both 16-bit input formats, in a fixed order. images: kind of 8-bit images that they write."""
     out = [
         Buildable("k_mean", prep_k.build_mean, 0, "batch * heads, 1, 1",
                   ("sums", "mean", "chunks", "length")),
@@ -23,11 +31,11 @@ def buildables():
                   ("labels", "counts", "order", "length")),
     ]  # fmt: skip
     for kind in ("bf16", "fp16"):
-        out += _of_dtype(kind)
+        out += _of_dtype(kind, *_IMAGES[images])
     return out
 
 
-def _of_dtype(kind):
+def _of_dtype(kind, layout, v_image):
     fp16 = kind == "fp16"
     grouping = ("centroids", "packed", "bias")
     out = [
@@ -50,12 +58,14 @@ def _of_dtype(kind):
         )  # fmt: skip
     for means in (False, True):
         out.append(
-            Buildable(q_name(kind, means), partial(prep_q.build, fp16=fp16, means=means), 0, ROWS,
+            Buildable(q_name(kind, means), partial(prep_q.build, fp16=fp16, means=means, layout=layout), 0,
+                      ROWS,
                       ("q", "q_image", "q_scale", "q_rows", *STRIDES))
         )  # fmt: skip
     for gather, means in product((False, True), repeat=2):
         out.append(
-            Buildable(k_name(kind, gather, means), partial(prep_k.build, fp16=fp16, gather=gather, means=means),
+            Buildable(k_name(kind, gather, means),
+                      partial(prep_k.build, fp16=fp16, gather=gather, means=means, layout=layout),
                       prep_k.PrepareK.SHARED, ROWS,
                       ("k", "order", "mean", "k_image", "k_scale", "k_means", *STRIDES))
         )  # fmt: skip
@@ -66,7 +76,8 @@ def _of_dtype(kind):
                           prep_v.StatsV.SHARED, ROWS, ("v", "order", "means", "amax", *STRIDES))
             )  # fmt: skip
         out.append(
-            Buildable(v_name(kind, gather, means), partial(prep_v.build, **flags), prep_v.PrepareV.SHARED, ROWS,
+            Buildable(v_name(kind, gather, means), partial(prep_v.build, image=v_image, **flags),
+                      prep_v.PrepareV.SHARED, ROWS,
                       ("v", "order", "means", "amax", "v_image", "v_scale", "v_means", *STRIDES))
         )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..cute import layouts as lo
-from ..cute.config import config_of
+from ..cute.selection import kernel_of
 from ..plan import Plan
 from ..reasons import Reason
 from .images import Images
@@ -29,18 +29,18 @@ def library(folder: Path, device: torch.device) -> Library | Reason:
     return load_library(folder, device)
 
 
-def supports(plan: Plan, dtype: torch.dtype, head_dim: int, heads: int) -> Reason | None:
-    """Why `attend` cannot take a call of `heads` (batch times heads) with this plan; None if it can."""
+def supports(plan: Plan, dtype: torch.dtype, head_dim: int, heads: int, arch: str) -> Reason | None:
+    """Why the kernels of `arch` cannot take a call of `heads` (batch times heads) with this plan; None if they can."""
     if head_dim != lo.HEAD_DIM:
         return Reason(
             "head_dim",
             f"VC-Attention's kernels have head dimension {lo.HEAD_DIM}; this call has {head_dim}.",
         )
-    if not kernel_name(plan, dtype):
+    if not kernel_name(plan, dtype, arch):
         return Reason(
             "plan",
-            f"VC-Attention's kernels do not compute the plan {plan.encode()} with {str(dtype)[6:]}. Choose the preset "
-            "fast or faithful.",
+            f"VC-Attention's kernels for this card ({arch}) do not compute the plan {plan.encode()} with "
+            f"{str(dtype)[6:]}. Choose the preset fast or faithful.",
         )
     if heads > _LARGEST_GRID_Y:
         return Reason(
@@ -50,11 +50,9 @@ def supports(plan: Plan, dtype: torch.dtype, head_dim: int, heads: int) -> Reaso
     return None
 
 
-@lru_cache(maxsize=64)
-def kernel_name(plan: Plan, dtype: torch.dtype) -> str:
-    """The manifest name of the kernel that computes `plan` with outputs of `dtype`; empty if there is none."""
-    config = config_of(plan, _OUTPUTS.get(dtype, ""))
-    return config.name if config else ""
+def kernel_name(plan: Plan, dtype: torch.dtype, arch: str) -> str:
+    """Manifest name of the kernel of `arch` that computes `plan` with outputs of `dtype`; empty if there is none."""
+    return kernel_of(arch, plan, _OUTPUTS.get(dtype, ""))
 
 
 def attend(
@@ -68,10 +66,10 @@ def attend(
 ) -> Reason | None:
     """Attention of prepared `images` into `out`, queued on torch's current stream; no host synchronisation.
 
-    images: on one sm_90 device, made for `plan`. out: contiguous [B, Lq, H, 128], bf16 or fp16. scale: of the scores,
-    1 / sqrt(128) if None. kernels: whose kernel runs; else those in `folder`, else the ones that `call.kernels_for`
-    finds. stream: the one that `kernels.stream()` gave, where the caller has it. Returns None, or the reason why
-    nothing was queued.
+    images: on one device, made for `plan` by preparation kernels of the same architecture. out: contiguous
+    [B, Lq, H, 128], bf16 or fp16. scale: of the scores, 1 / sqrt(128) if None. kernels: whose kernel runs; else those
+    in `folder`, else the ones that `call.kernels_for` finds. stream: the one that `kernels.stream()` gave, where the
+    caller has it. Returns None, or the reason why nothing was queued.
     """
     expected = (images.batch, images.lq, images.heads, lo.HEAD_DIM)
     if out.shape != expected or not out.is_contiguous() or out.device != images.q.device:
@@ -79,15 +77,16 @@ def attend(
             f"out must be a contiguous tensor of shape {expected} on {images.q.device}; it is {tuple(out.shape)} on "
             f"{out.device}."
         )
-    reason = supports(plan, out.dtype, lo.HEAD_DIM, images.batch * images.heads)
-    if reason is not None:
-        return reason
     if kernels is None:
         found = library(folder, out.device) if folder is not None else _chosen(out.device)
         if isinstance(found, Reason):
             return found
         kernels = found
-    kernel = kernels.kernel(kernel_name(plan, out.dtype))
+    arch = kernels.manifest.arch
+    reason = supports(plan, out.dtype, lo.HEAD_DIM, images.batch * images.heads, arch)
+    if reason is not None:
+        return reason
+    kernel = kernels.kernel(kernel_name(plan, out.dtype, arch))
     if isinstance(kernel, Reason):
         return kernel
     if images.lq == 0 or images.batch * images.heads == 0:

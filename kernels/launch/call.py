@@ -47,8 +47,9 @@ def lacks(kernels: Library, plan: Plan, head_dim: int, dtype: torch.dtype) -> Re
     """The same of given kernels."""
     if plan.clip_means:
         return Reason("plan", "VC-Attention's kernels have no norm-clipped means.")
-    reason = attend.supports(plan, dtype, head_dim, heads=1)
-    if reason is None and attend.kernel_name(plan, dtype) not in kernels.manifest.kernels:
+    arch = kernels.manifest.arch
+    reason = attend.supports(plan, dtype, head_dim, 1, arch)
+    if reason is None and attend.kernel_name(plan, dtype, arch) not in kernels.manifest.kernels:
         return Reason(
             "plan",
             f"The kernels in {kernels.manifest.folder} lack the one for the plan {plan.encode()} with "

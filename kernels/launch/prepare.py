@@ -4,7 +4,7 @@ Inputs are [B, H, L, 128] bf16 or fp16 with any strides, as long as channels are
 of 16 bytes; anything else is copied once. Workspaces come from torch's allocator and are released in stream order.
 
 Workspace of a call, in bytes, n = B H: K sums n ceil(Lkv / 1024) 512, K mean n 1024; with V means n ceil(Lkv / 128)
-512; with labels n Lkv 4 (the token order) + n ceil(Lkv / 4096) 1024; V amax n 512.
+512; with labels n Lkv 4 (the token order) + n ceil(Lkv / 4096) 1024; V amax n 512; with NVFP4 Q and K amax n 8.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ..cute import layouts as lo
+from ..cute.selection import images_of
 from ..plan import Plan
 from ..reasons import Reason
 from ..spec.grouping import group_count
-from .images import Images, allocate
+from .images import Images, allocate, key_blocks
 from .loader import Library
 
 #: Tile sizes of the kernels (`prep_k`, `sort`, `group_assign`), restated here because their files need the compiler.
@@ -65,9 +66,9 @@ class Queue:
             raise Refused(reason)
 
 
-def supported(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Reason | None:
-    """Why the preparation kernels cannot take this call, or None."""
-    if plan.scores != "int8" or plan.values != "fp8" or plan.score_groups != "per_warp" or plan.clip_means:
+def supported(q: Tensor, k: Tensor, v: Tensor, plan: Plan, arch: str) -> Reason | None:
+    """Why the preparation kernels of an architecture cannot take this call, or None."""
+    if images_of(arch, plan) is None or plan.clip_means:
         return Reason("plan", f"The preparation kernels do not make the operands of the plan {plan.encode()}.")
     if {q.dtype, k.dtype, v.dtype} - KINDS.keys():
         return Reason("dtype", f"The preparation kernels take bf16 and fp16, not {q.dtype}.")
@@ -108,18 +109,24 @@ def prepare(
     q: [B, H, Lq, 128], k, v: [B, H, Lkv, 128] on the device of `library`. Without means of V or K the order of the
     tokens does not matter to the product, so labels are then ignored.
     """
-    reason = supported(q, k, v, plan)
-    if reason is not None:
-        return reason
-    images = allocate(q.shape[0], q.shape[1], q.shape[2], k.shape[2], plan, q.device)
+    arch = library.manifest.arch
+    kind, reason = images_of(arch, plan), supported(q, k, v, plan, arch)
+    if reason is not None or kind is None:
+        return reason or Reason("plan", f"The kernels for {arch} have no images for the plan {plan.encode()}.")
+    images = allocate(q.shape[0], q.shape[1], q.shape[2], k.shape[2], plan, q.device, kind)
     try:
         queue = Queue.current(library) if queue is None else queue
         order = None
         if labels is not None and (plan.demean or plan.key_means):
             order = _order(queue, labels)
-        _q(queue, q, images)
-        _k(queue, k, order, images)
-        _v(queue, v, order, images)
+        if kind == "nvfp4":
+            _q4(queue, q, plan, images)
+            _k4(queue, k, order, plan, images)
+            _v4(queue, v, order, plan, images)
+        else:
+            _q(queue, q, images)
+            _k(queue, k, order, images, kind)
+            _v(queue, v, order, images, kind)
     except Refused as refused:
         return refused.reason
     return images
@@ -132,30 +139,73 @@ def _q(queue: Queue, q: Tensor, images: Images) -> None:
     queue(name, grid, q, images.q, images.qs, images.qb, *_layout(q))
 
 
-def _k(queue: Queue, k: Tensor, order: Tensor | None, images: Images) -> None:
-    k = rows_of(k)
-    kind, n, length = KINDS[k.dtype], k.shape[0] * k.shape[1], k.shape[2]
+def _k_mean(queue: Queue, k: Tensor) -> Tensor:
+    """Channel means of K, and the addend of the rotation for them: fp32 [BH, 2, 128]."""
+    n, length = k.shape[0] * k.shape[1], k.shape[2]
     chunks = _ceil(length, SUM_CHUNK)
     sums = torch.empty((n, chunks, lo.HEAD_DIM), dtype=torch.float32, device=k.device)
     mean = torch.empty((n, 2, lo.HEAD_DIM), dtype=torch.float32, device=k.device)
-    queue(f"k_sum_{kind}", (n, chunks), k, sums, *_layout(k))
+    queue(f"k_sum_{KINDS[k.dtype]}", (n, chunks), k, sums, *_layout(k))
     queue("k_mean", (n,), sums, mean, chunks, length)
-    name = f"k_{kind}" + "_gather" * (order is not None) + "_means" * (images.km is not None)
-    queue(name, (n, lo.key_blocks(length)), k, order, mean, images.k, images.ks, images.km, *_layout(k))
+    return mean
 
 
-def _v(queue: Queue, v: Tensor, order: Tensor | None, images: Images) -> None:
-    v = rows_of(v)
-    kind, n, length, demean = KINDS[v.dtype], v.shape[0] * v.shape[1], v.shape[2], images.mu is not None
-    blocks = _ceil(length, lo.BLOCK)
+def _k(queue: Queue, k: Tensor, order: Tensor | None, images: Images, kind: str) -> None:
+    k = rows_of(k)
+    mean = _k_mean(queue, k)
+    name = f"k_{KINDS[k.dtype]}" + "_gather" * (order is not None) + "_means" * (images.km is not None)
+    grid = (k.shape[0] * k.shape[1], key_blocks(k.shape[2], kind))
+    queue(name, grid, k, order, mean, images.k, images.ks, images.km, *_layout(k))
+
+
+def _v_stats(queue: Queue, v: Tensor, order: Tensor | None, demean: bool, name: str) -> tuple[Tensor | None, Tensor]:
+    """Block means of V, fp32 [BH, blocks, 128] or None, and each channel's largest |V less them|, fp32 [BH, 128]."""
+    n, blocks = v.shape[0] * v.shape[1], _ceil(v.shape[2], lo.BLOCK)
     amax = torch.zeros((n, lo.HEAD_DIM), dtype=torch.float32, device=v.device)
     means = torch.empty((n, blocks, lo.HEAD_DIM), dtype=torch.float32, device=v.device) if demean else None
-    gather = "_gather" * (order is not None)
+    queue(name, (n, blocks), v, order, means, amax, *_layout(v))
+    return means, amax
+
+
+def _v(queue: Queue, v: Tensor, order: Tensor | None, images: Images, kind: str) -> None:
+    v = rows_of(v)
+    dtype, demean, gather = KINDS[v.dtype], images.mu is not None, "_gather" * (order is not None)
     # Without means the largest |v| is that of any order.
-    queue(f"v_stats_{kind}" + (gather + "_means") * demean, (n, blocks), v, order, means, amax, *_layout(v))
-    name = f"v_{kind}" + gather + "_means" * demean
-    grid = (n, lo.key_blocks(length))
+    means, amax = _v_stats(queue, v, order, demean, f"v_stats_{dtype}" + (gather + "_means") * demean)
+    name = f"v_{dtype}" + gather + "_means" * demean
+    grid = (v.shape[0] * v.shape[1], key_blocks(v.shape[2], kind))
     queue(name, grid, v, order, means, amax, images.v, images.sv, images.mu, *_layout(v))
+
+
+def _q4(queue: Queue, q: Tensor, plan: Plan, images: Images) -> None:
+    q = rows_of(q)
+    kind, n = KINDS[q.dtype], q.shape[0] * q.shape[1]
+    grid = (n, lo.query_tiles(q.shape[2]))
+    amax = torch.zeros(n, dtype=torch.float32, device=q.device)
+    queue(f"q4_amax_{kind}", grid, q, amax, *_layout(q))
+    name = f"q4_{kind}" + "_means" * plan.key_means
+    queue(name, grid, q, amax, images.q, images.qs, images.qb, *_layout(q), int(plan.adaptive_scales))
+
+
+def _k4(queue: Queue, k: Tensor, order: Tensor | None, plan: Plan, images: Images) -> None:
+    k = rows_of(k)
+    mean, means = _k_mean(queue, k), "_means" * plan.key_means
+    kind, n = KINDS[k.dtype], k.shape[0] * k.shape[1]
+    grid = (n, key_blocks(k.shape[2], "nvfp4"))
+    amax = torch.zeros(n, dtype=torch.float32, device=k.device)
+    queue(f"k4_amax_{kind}{means}", grid, k, order, mean, amax, images.km, *_layout(k))
+    outputs = (images.km, images.k, images.ks)
+    queue(f"k4_{kind}{means}", grid, k, order, mean, amax, *outputs, *_layout(k), int(plan.adaptive_scales))
+
+
+def _v4(queue: Queue, v: Tensor, order: Tensor | None, plan: Plan, images: Images) -> None:
+    v = rows_of(v)
+    kind, demean = KINDS[v.dtype], plan.demean
+    means, amax = _v_stats(queue, v, order, demean, f"v4_stats_{kind}_means" if demean else f"v_stats_{kind}")
+    grid = (v.shape[0] * v.shape[1], key_blocks(v.shape[2], "nvfp4"))
+    outputs = (images.v, images.sv, images.mu)
+    name = f"v4_{kind}" + "_means" * demean
+    queue(name, grid, v, order, means, amax, *outputs, *_layout(v), int(plan.adaptive_scales))
 
 
 def token_order(library: Library, labels: Tensor) -> Tensor | Reason:

@@ -115,7 +115,13 @@ def test_two_samplers_in_a_row(tiny, name, same_model):
 
     def second(latent: Any, model: Any) -> Any:
         return tiny_models.sample(
-            model, name, STEPS, latent=latent, noise=tiny_zero(latent), disable_noise=True, start_step=split,
+            model,
+            name,
+            STEPS,
+            latent=latent,
+            noise=tiny_zero(latent),
+            disable_noise=True,
+            start_step=split,
             force_full_denoise=True,
         )
 

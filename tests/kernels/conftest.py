@@ -8,21 +8,8 @@ from pathlib import Path
 
 import kernel_backends
 import pytest
-from kernel_backends import ROOT
-from vc_attention.kernels.cute.catalogue import KERNELS
 
 NO_DISASSEMBLER = "sass: nvdisasm is neither on PATH nor installed with a package such as nvidia-cuda-nvdisasm"
-
-
-@pytest.fixture(scope="session")
-def builds(cubins, tmp_path_factory) -> dict[str, Path]:
-    """Folder of the compiled kernels of every architecture that has any."""
-    folders = {kernel_backends.ARCH: cubins}
-    for arch in KERNELS:
-        if arch not in folders:
-            folders[arch] = tmp_path_factory.mktemp(arch)
-            kernel_backends.compile_kernels(ROOT, folders[arch], arch=arch)
-    return folders
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ from vc_attention.kernels.timing import Series
 class Nothing:
     """Kernels that run nothing."""
 
+    manifest = SimpleNamespace(arch="sm_90a")
+
     def kernel(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(launch=lambda grid, arguments, stream: None)
 

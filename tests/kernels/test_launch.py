@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
 from stub_driver import NoDevice, Stream, StubDriver, kernel_entry, stub_cubin
 from vc_attention.kernels import FAITHFUL, FAST, FOUR_BIT, Plan
+from vc_attention.kernels.cute.catalogue import KERNELS
 from vc_attention.kernels.cute.reference import prepare
 from vc_attention.kernels.launch import driver as driver_module
 from vc_attention.kernels.launch import loader
@@ -181,14 +183,39 @@ def test_unknown_kernels_and_devices_are_reasons(folder):
 
 
 def test_supports_names_what_is_wrong():
-    assert supports(FAST, torch.bfloat16, 128, 40) is None
-    assert supports(FAITHFUL, torch.float16, 128, 40) is None
-    assert supports(FAST, torch.bfloat16, 64, 40).code == "head_dim"
-    assert supports(FAST, torch.float32, 128, 40).code == "plan"
-    assert supports(FOUR_BIT, torch.bfloat16, 128, 40).code == "plan"
-    assert supports(Plan(score_groups="per_thread"), torch.bfloat16, 128, 40).code == "plan"
-    assert supports(FAST, torch.bfloat16, 128, 70000).code == "heads"
-    assert kernel_name(FAST, torch.bfloat16) == "attention_expcast_wide_means_v_bf16"
+    assert supports(FAST, torch.bfloat16, 128, 40, "sm_90a") is None
+    assert supports(FAITHFUL, torch.float16, 128, 40, "sm_90a") is None
+    assert supports(FAST, torch.bfloat16, 64, 40, "sm_90a").code == "head_dim"
+    assert supports(FAST, torch.float32, 128, 40, "sm_90a").code == "plan"
+    assert supports(FOUR_BIT, torch.bfloat16, 128, 40, "sm_90a").code == "plan"
+    assert supports(Plan(score_groups="per_thread"), torch.bfloat16, 128, 40, "sm_90a").code == "plan"
+    assert supports(FAST, torch.bfloat16, 128, 70000, "sm_90a").code == "heads"
+    assert kernel_name(FAST, torch.bfloat16, "sm_90a") == "attention_expcast_wide_means_v_bf16"
+
+
+def test_the_architecture_decides_which_kernel_computes_a_plan():
+    for arch in ("sm_89", "sm_120a", "sm_121a"):
+        assert kernel_name(FAST, torch.bfloat16, arch) == "attention_mma8_expcast_wide_means_v_bf16"
+        assert supports(FAITHFUL, torch.float16, 128, 40, arch) is None
+    for arch in ("sm_120a", "sm_121a"):
+        assert kernel_name(FOUR_BIT, torch.float16, arch) == "attention_nvfp4_means_v_fp16"
+        assert kernel_name(replace(FOUR_BIT, adaptive_scales=False), torch.float16, arch)
+        assert supports(FOUR_BIT, torch.bfloat16, 128, 40, arch) is None
+    for plan, arch in ((FOUR_BIT, "sm_89"), (FAST, "sm_75"), (Plan(scores="fp8"), "sm_120a")):
+        assert supports(plan, torch.bfloat16, 128, 40, arch).code == "plan"
+        assert arch in supports(plan, torch.bfloat16, 128, 40, arch).text
+
+
+@pytest.mark.parametrize("arch", KERNELS)
+def test_every_attention_kernel_of_an_architecture_has_a_plan_that_asks_for_it(builds, arch):
+    plans = [
+        replace(plan, demean=demean, key_means=key_means)
+        for plan in (FAST, FAITHFUL, FOUR_BIT)
+        for demean, key_means in ((False, False), (True, False), (True, True))
+    ]
+    asked = {kernel_name(plan, dtype, arch) for plan in plans for dtype in (torch.bfloat16, torch.float16)} - {""}
+    manifest = read_manifest(builds[arch])
+    assert asked == {name for name in manifest.kernels if name.startswith("attention_")}
 
 
 @pytest.mark.parametrize("plan", [FAST, FAST.without_smoothing(), Plan(key_means=True)])

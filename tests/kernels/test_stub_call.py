@@ -50,7 +50,7 @@ def test_every_launch_is_as_the_manifest_says(loaded, plan, dtype, labelled):
     labels = torch.zeros(B, H, LKV, dtype=torch.uint8) if labelled else None
     launches, (q, k, v, _) = run(loaded, plan, dtype, labels)
     stub, library = loaded
-    assert attend.kernel_name(plan, dtype) in launches and len(launches) == len(stub.launched)
+    assert attend.kernel_name(plan, dtype, "sm_90a") in launches and len(launches) == len(stub.launched)
     for name, launched in launches.items():
         entry = library.manifest.kernels[name]
         assert launched.block == entry.block and launched.shared == entry.shared
@@ -67,7 +67,7 @@ def test_every_launch_is_as_the_manifest_says(loaded, plan, dtype, labelled):
 def test_the_attention_launch_argument_by_argument(loaded):
     launches, (*_, out) = run(loaded, FAST)
     _, library = loaded
-    name = attend.kernel_name(FAST, torch.bfloat16)
+    name = attend.kernel_name(FAST, torch.bfloat16, "sm_90a")
     entry, launched = library.manifest.kernels[name], launches[name]
     tiles = -(-lo.query_tiles(LQ) // entry.cluster) * entry.cluster
     assert launched.grid == (tiles, B * H, 1)

@@ -56,6 +56,19 @@ def unpack_e4m3(c, i, m):
     return execute
 
 
+@opcode(r"cvt\.rn\.f16x2\.e2m1x2")
+def unpack_e2m1(c, i, m):
+    """Two codes of a byte, the first in the low half of both."""
+    write, x = c.write(i, i.operands[0]), c.read(i, i.operands[1], U8)
+
+    def execute(warp):
+        pair = np.ascontiguousarray(x(warp))
+        values = fm.E2M1[np.stack((pair & 15, pair >> 4), -1)].astype(F32)
+        write(warp, np.ascontiguousarray(fm.to_f16(values)).view(U32)[..., 0])
+
+    return execute
+
+
 @opcode(r"cvt\.rni\.s32\.f32")
 def round_to_integer(c, i, m):
     write, x = c.write(i, i.operands[0]), c.read(i, i.operands[1], F32)

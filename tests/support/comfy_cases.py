@@ -127,9 +127,7 @@ def predict(model: Any, passes: list[Seen], opts: Any) -> Counter:
 
 def counted(stats: Any) -> Counter:
     """The same numbers from a run's statistics."""
-    return Counter(
-        grouped=stats.grouped, reused=stats.reused, plain=stats.plain, declined=sum(stats.declined.values())
-    )
+    return Counter(grouped=stats.grouped, reused=stats.reused, plain=stats.plain, declined=sum(stats.declined.values()))
 
 
 @contextmanager

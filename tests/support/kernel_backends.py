@@ -20,6 +20,7 @@ from torch import Tensor
 from vc_attention import kernels
 from vc_attention.kernels import Plan, Reason
 from vc_attention.kernels.build import source_hash
+from vc_attention.kernels.cute.catalogue import KERNELS
 from vc_attention.kernels.launch import attend, call, prepare
 from vc_attention.kernels.launch.manifest import Manifest, read_manifest
 
@@ -115,9 +116,10 @@ def only_kernels(gpu_kernels, monkeypatch):
     return gpu_kernels
 
 
-def compile_kernels(checkout: Path, folder: Path, only: str = "", arch: str = ARCH) -> None:
+def compile_kernels(checkout: Path, folder: Path, only: str = "", arch: str = ARCH, trial: str = "") -> None:
     """Run the build of `checkout` in a process of its own, as the compiler takes its target from the environment."""
     command = [sys.executable, str(checkout / "kernels" / "build.py"), str(folder), "--only", only, "--ptx"]
+    command += ["--trial", trial]
     done = subprocess.run(command, env={**os.environ, "CUTE_DSL_ARCH": arch}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -161,6 +163,23 @@ def cubins(request, tmp_path_factory) -> Path:
         pytest.skip(NO_COMPILER)
     compile_kernels(ROOT, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def builds(request, cubins, tmp_path_factory) -> dict[str, Path]:
+    """Folder of the compiled kernels and PTX of every architecture that has any: those that `--cubins` holds by the
+    architecture's name, others compiled here."""
+    option, folders = request.config.getoption("--cubins"), {ARCH: cubins}
+    for arch in KERNELS:
+        if arch not in folders:
+            folders[arch] = tmp_path_factory.mktemp(arch) / arch
+            if option is not None and (Path(option) / arch / "manifest.json").is_file():
+                shutil.copytree(Path(option) / arch, folders[arch])
+            elif has_compiler():
+                compile_kernels(ROOT, folders[arch], arch=arch)
+            else:
+                pytest.skip(NO_COMPILER)
+    return folders
 
 
 @pytest.fixture(scope="session")

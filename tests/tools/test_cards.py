@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import small_wheels
-from fake_cards import H200, MACHINES, OTHERS, RTX_5090, FakeDriver, look
+from fake_cards import H200, MACHINES, OTHERS, RTX_4090, RTX_5090, FakeDriver, look
 from installing import Pack
 from snapshots import check
 from vc_attention.kernels import cards, detect, families
@@ -130,6 +130,17 @@ def test_an_installed_family_runs_on_its_cards_only() -> None:
     assert not missing.runs and missing.code == "not_installed" and "install.py" in missing.text
     rtx = cards.describe(RTX_5090.name, RTX_5090.capability, available=archs, installed=archs)
     assert not rtx.runs and rtx.code == "not_released"
+
+
+def test_kernels_that_no_such_card_has_run_say_so() -> None:
+    """Ada and RTX Blackwell: what was checked, what was not, and what guards a card, whatever is installed."""
+    for card, arch in ((RTX_5090, "sm_120a"), (RTX_4090, "sm_89")):
+        for installed in ((), (arch,)):
+            verdict = cards.describe(card.name, card.capability, available=(arch,), installed=installed)
+            assert verdict.runs == bool(installed)
+            assert "not yet on a card like this one" in verdict.text and "self-test" in verdict.text
+    hopper = cards.describe(H200.name, H200.capability, installed=("sm_90a",))
+    assert "not yet" not in hopper.text
 
 
 def test_the_released_architectures_are_those_that_are_pinned(pack: Pack, tmp_path: Path) -> None:

@@ -78,9 +78,7 @@ def test_the_patched_run_keeps_the_node_as_shipped_but_for_two_widgets():
     for sampler in ("12", "13"):
         assert model_chain(prompt, sampler) == ["ModelSamplingSD3", "VCDemoRecord", "VCAttentionPatch", "UNETLoader"]
     for number in ("5", "6"):
-        changed = {
-            name for name, value in prompt[number]["inputs"].items() if value != PROMPT[number]["inputs"][name]
-        }
+        changed = {name for name, value in prompt[number]["inputs"].items() if value != PROMPT[number]["inputs"][name]}
         assert changed == {"min_tokens", "backend"}
         assert prompt[number]["inputs"]["min_tokens"] == 32
 

@@ -74,6 +74,7 @@ def test_the_table_is_read_without_the_package() -> None:
 @pytest.mark.parametrize(
     ("capability", "arch", "family"),
     [
+        ((8, 9), "sm_89", "ada"),
         ((9, 0), "sm_90a", "hopper"),
         ((10, 0), "sm_100a", "blackwell-datacenter"),
         ((10, 3), "sm_103a", "blackwell-datacenter"),
@@ -85,7 +86,7 @@ def test_a_capability_has_one_arch_and_a_family(capability: tuple[int, int], arc
     assert arch_of(capability) == arch and family_of(arch) == family
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 6), (8, 9), (10, 1), (11, 0), (13, 0)])
+@pytest.mark.parametrize("capability", [(7, 5), (8, 6), (10, 1), (11, 0), (13, 0)])
 def test_other_capabilities_have_none(capability: tuple[int, int]) -> None:
     assert arch_of(capability) is None
 
@@ -348,7 +349,7 @@ def test_linux_machines_build(machine: str) -> None:
 def test_an_arch_without_kernels_is_named_and_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert wheels.choose(None, ["sm_90a", "sm_120a"]) == ["sm_90a", "sm_120a"]
     assert capsys.readouterr().err.splitlines() == [
-        f"{arch} has no kernels yet: skipped." for arch in ("sm_100a", "sm_103a", "sm_121a")
+        f"{arch} has no kernels yet: skipped." for arch in ("sm_89", "sm_100a", "sm_103a", "sm_121a")
     ]
     assert wheels.choose(["sm_121a", "sm_90a"], ["sm_90a"]) == ["sm_90a"]
     with pytest.raises(ToolError, match="Nothing to build: only sm_90a"):
@@ -356,8 +357,8 @@ def test_an_arch_without_kernels_is_named_and_skipped(capsys: pytest.CaptureFixt
 
 
 def test_a_wrong_choice_is_refused() -> None:
-    with pytest.raises(ToolError, match="--arch sm_89: the architectures are sm_90a, ") as error:
-        wheels.choose(["sm_89"], ["sm_90a"])
+    with pytest.raises(ToolError, match="--arch sm_80: the architectures are sm_89, ") as error:
+        wheels.choose(["sm_80"], ["sm_90a"])
     assert error.value.status == 2
     with pytest.raises(ToolError, match="--arch leaves sm_121a out"):
         wheels.choose(["sm_120a", "sm_90a"], ["sm_90a", "sm_120a", "sm_121a"], whole_families=True)
