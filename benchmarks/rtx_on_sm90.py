@@ -6,7 +6,8 @@ computed exactly by other instructions and the 8-bit kernels load as on Ada.
 
 Two tables. Images: random shapes, plans, memory layouts and 16-bit types; the share of numbers that differ from the
 torch reference of the images (ties of rounding fall to either side), and the largest difference of a second-level or
-row scale. Self-test: every family that the launcher would ask a card for, through the launcher itself.
+row scale. Self-test: the probe of single instructions, then every family that the launcher would ask a card for,
+through the launcher itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _module.load_pack()
 from vc_attention.benchmarks.preparation_checks import LAYOUTS, must, tensors  # noqa: E402
 from vc_attention.kernels import FAITHFUL, FAST, FOUR_BIT, Reason  # noqa: E402
 from vc_attention.kernels.cute import reference_mma8, reference_nvfp4  # noqa: E402
-from vc_attention.kernels.launch import attend, call, prepare, selftest  # noqa: E402
+from vc_attention.kernels.launch import attend, call, prepare, probe, selftest  # noqa: E402
 from vc_attention.kernels.launch.loader import Library, load_library  # noqa: E402
 
 ARCH = "sm_120a"
@@ -70,14 +71,14 @@ def compare(library: Library, seed: int) -> dict:
 
 
 def self_test(library: Library) -> str | None:
-    """What is wrong in the launcher's own test of every family, or None."""
+    """What is wrong in the launcher's own probe and test of every family, or None."""
 
     def attention(q, k, v, plan, labels, scale):
         return call.attention_on(library, q, k, v, plan, labels, scale)
 
     cases = selftest.cases(lambda plan, dtype: attend.kernel_name(plan, dtype, ARCH) in library.manifest.kernels)
     print(f"self-test: {len(cases)} families and types")
-    return selftest.problem(attention, cases, "cuda:0")
+    return probe.problem(library, torch.device("cuda", 0)) or selftest.problem(attention, cases, "cuda:0")
 
 
 def main() -> int:

@@ -7,14 +7,15 @@ from comfy_api.latest import ComfyExtension, io
 from .comparing import VCAttentionBenchmark, VCAttentionCompare
 from .measuring import VCAttentionCapture, VCAttentionQuality, VCAttentionQualityReport
 from .patch import VCAttentionPatch
+from .wrapper import VCAttentionWanVideoWrapper, wrapper_is_here
 
 
 class VCAttentionExtension(ComfyExtension):
     """The pack's nodes, as ComfyUI asks for them."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        """All nodes of the pack."""
-        return [
+        """All nodes of the pack; the one for WanVideoWrapper only beside it."""
+        nodes: list[type[io.ComfyNode]] = [
             VCAttentionPatch,
             VCAttentionQuality,
             VCAttentionQualityReport,
@@ -22,3 +23,4 @@ class VCAttentionExtension(ComfyExtension):
             VCAttentionCompare,
             VCAttentionBenchmark,
         ]
+        return [*nodes, VCAttentionWanVideoWrapper] if wrapper_is_here() else nodes

@@ -103,3 +103,8 @@ def latent_cell(latent_format: Any) -> tuple[int, int] | None:
     if isinstance(frames, int) and isinstance(pixels, int):
         return frames, pixels
     return CELLS.get(type(latent_format).__name__)
+
+
+def wrapper_family(transformer: object) -> str:
+    """The family name of a transformer of ComfyUI-WanVideoWrapper, which has one class for all of them."""
+    return "LongCat-Video" if getattr(transformer, "is_longcat", False) else "Wan in WanVideoWrapper"

@@ -122,7 +122,7 @@ def _plan(
     model = getattr(executor, "class_obj", None)
     sigmas = options.get("sigmas")
     watched = session.watch.pop(device, None)
-    sigma, largest = _read(None if sigmas is None else sigmas.flatten()[0], watched)
+    sigma, largest = read_scalars(None if sigmas is None else sigmas.flatten()[0], watched)
     position = session.locate(
         options.get("sample_sigmas"),
         sigma,
@@ -149,7 +149,7 @@ def _plan(
     )
 
 
-def _read(sigma: Tensor | None, watched: Tensor | None) -> tuple[float | None, float | None]:
+def read_scalars(sigma: Tensor | None, watched: Tensor | None) -> tuple[float | None, float | None]:
     """Two device scalars in one copy to the host."""
     if sigma is not None and watched is not None and sigma.device == watched.device:
         first, second = torch.stack((sigma.float(), watched)).tolist()
@@ -185,9 +185,9 @@ def _override(session: Session, previous: Override | None) -> Override:
         forward = _record(kwargs)
         if forward is None or (forward.session is session and not forward.nested):
             call = read_call(args, kwargs)
-            route = _verdict(session, forward, call, behind)
+            route = verdict(session, forward, call, behind)
             if call is not None and forward is not None and route is not None:
-                out = _compute(session, forward, call, route)
+                out = compute(session, forward, call, route)
                 if out is not None:
                     return out
         if previous is None:
@@ -199,12 +199,12 @@ def _override(session: Session, previous: Override | None) -> Override:
         forward = _record(kwargs)
         if forward is None or (forward.session is session and not forward.nested):
             call = read_call(args, kwargs)
-            route = _verdict(session, forward, call, behind)
+            route = verdict(session, forward, call, behind)
             if call is not None and forward is not None and route is not None:
                 kinds = [type(container) for container in args[:3]]
                 for container in args[:3]:
                     container.take()
-                out = _compute(session, forward, call, route)
+                out = compute(session, forward, call, route)
                 if out is not None:
                     return out
                 tensors = (call.q, call.k, call.v)
@@ -240,7 +240,7 @@ def _behind(forward: Forward | None, function: Callable[..., Any], *args: Any, *
         forward.nested = False
 
 
-def _verdict(session: Session, forward: Forward | None, call: Call | None, behind: str | None) -> Route | None:
+def verdict(session: Session, forward: Forward | None, call: Call | None, behind: str | None) -> Route | None:
     """The way for this call, or None when it is not for us (and then it is counted)."""
     reason = session.broken
     if reason is None:
@@ -262,7 +262,7 @@ def _verdict(session: Session, forward: Forward | None, call: Call | None, behin
     return route if isinstance(route, Route) else None
 
 
-def _compute(session: Session, forward: Forward, call: Call, route: Route) -> Tensor | None:
+def compute(session: Session, forward: Forward, call: Call, route: Route) -> Tensor | None:
     """The result, or None after a problem that the run survives on ComfyUI's own attention."""
     try:
         return accelerate(session, forward, call, route)

@@ -78,6 +78,20 @@ def outside_malloc_graph() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if pause is None else pause()
 
 
+def custom_node_folders() -> list[Path]:
+    """The folders of custom nodes that ComfyUI loads at this start. Empty outside ComfyUI."""
+    paths = sys.modules.get("folder_paths")
+    chosen = getattr(sys.modules.get("comfy.cli_args"), "args", None)
+    only = getattr(chosen, "whitelist_custom_nodes", ()) if getattr(chosen, "disable_all_custom_nodes", False) else None
+    try:
+        parents = [] if paths is None else [Path(parent) for parent in paths.get_folder_paths("custom_nodes")]
+        folders = [folder for parent in parents if parent.is_dir() for folder in sorted(parent.iterdir())]
+    except (AttributeError, KeyError, OSError):
+        return []
+    folders = [folder for folder in folders if folder.is_dir() and folder.suffix != ".disabled"]
+    return [folder for folder in folders if only is None or folder.name in only]
+
+
 def default_attention() -> Callable[..., Any]:
     """ComfyUI's own attention function of this moment."""
     from comfy.ldm.modules.attention import optimized_attention

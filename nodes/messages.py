@@ -161,6 +161,20 @@ NO_PIXELS = (
     "gets, and the widgets for the size are not needed."
 )
 
+#: On VC-Attention for WanVideoWrapper.
+NOT_THE_WRAPPERS = (
+    "VC-Attention does not know this model's self-attention, so the model passes through unchanged: connect a model of "
+    "ComfyUI-WanVideoWrapper, and update the wrapper if it is older than LongCat-Video (November 2025)."
+)
+FULLGRAPH = (
+    "fullgraph is on in WanVideo Torch Compile Settings, and VC-Attention cannot be compiled into one graph with the "
+    "model, so the model passes through unchanged. Turn fullgraph off there to use both."
+)
+OTHER_PATCH = (
+    "Another node replaced the self-attention of this model's blocks; VC-Attention leaves those blocks to it. Remove "
+    "that node to accelerate them."
+)
+
 
 def not_measured(problem: str) -> str:
     """Measuring met a problem."""

@@ -30,7 +30,9 @@ from .schema import known
 DEFAULTS = PatchOptions()
 
 
-def _inputs() -> list[Any]:
+def widgets() -> list[Any]:
+    """The widgets of the node, one for each field of `PatchOptions`, in its order."""
+
     def combo(name: str, options: tuple[str, ...], **keywords: Any) -> Any:
         return known(
             io.Combo.Input,
@@ -54,7 +56,6 @@ def _inputs() -> list[Any]:
         )
 
     return [
-        known(io.Model.Input, "model", tooltip=TOOLTIPS["model"]),
         combo("precision", PRECISIONS),
         combo("quality", QUALITIES),
         combo("grouping", GROUPINGS),
@@ -90,7 +91,7 @@ class VCAttentionPatch(io.ComfyNode):
             category="advanced/attention",
             description=DESCRIPTION,
             search_aliases=["vc attention", "low-bit attention", "sage attention", "faster video", "wan speed"],
-            inputs=_inputs(),
+            inputs=[known(io.Model.Input, "model", tooltip=TOOLTIPS["model"]), *widgets()],
             outputs=[known(io.Model.Output, display_name="model", tooltip=TOOLTIPS["output"])],
             hidden=[io.Hidden.unique_id],
         )
@@ -98,11 +99,7 @@ class VCAttentionPatch(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, dense_blocks: str = "") -> bool | str:
         """Say what is wrong with dense_blocks before anything runs; ComfyUI checks the other widgets itself."""
-        try:
-            parse_blocks(dense_blocks)
-        except ValueError as error:
-            return str(error)
-        return True
+        return check_blocks(dense_blocks)
 
     @classmethod
     def execute(cls, model: Any, **values: Any) -> Any:
@@ -111,14 +108,21 @@ class VCAttentionPatch(io.ComfyNode):
         node_id = getattr(cls.hidden, "unique_id", None)
         set_folder(host.user_folder())
         patched = attach(model, options, None if node_id is None else str(node_id))
-        host.show_text(_first_words(patched, options, node_id), node_id)
+        host.show_text(OFF if session_of(patched) is None else first_words(patched, options, node_id), node_id)
         return io.NodeOutput(patched)
 
 
-def _first_words(patched: Any, options: PatchOptions, node_id: str | None) -> str:
+def check_blocks(dense_blocks: str) -> bool | str:
+    """True, or what is wrong with the widget dense_blocks."""
+    try:
+        parse_blocks(dense_blocks)
+    except ValueError as error:
+        return str(error)
+    return True
+
+
+def first_words(patched: Any, options: PatchOptions, node_id: str | None) -> str:
     """What the node says before the first run. Kernels are loaded and tested, and compiled if need be, here."""
-    if session_of(patched) is None:
-        return OFF
     device = getattr(patched, "load_device", torch.device("cpu"))
     plans = options.plans()
     progress = host.progress(node_id)

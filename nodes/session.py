@@ -135,11 +135,16 @@ class Session:
                 schedule = _schedule(sample_sigmas, self.options, sampling)
                 self._schedules[device] = (sample_sigmas, schedule)
             position = schedule.locate(sigma)
-            self.stats.step_count = max(self.stats.step_count, schedule.steps)
+            self.enter(position, device)
+        return position
+
+    def enter(self, position: Position, device: torch.device) -> None:
+        """Count the step of a forward pass at `position`, and free the groups of `device` where none are in use."""
+        with self.lock:
+            self.stats.step_count = max(self.stats.step_count, position.steps)
             self.stats.steps.setdefault(position.step, position.phase)
             if not position.grouping:
                 self.state.clear(device)
-        return position
 
     def route(self, call: Call) -> Route | Reason:
         """The way for calls of this kind, asked of the kernels' registry once a run."""

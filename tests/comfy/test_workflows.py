@@ -17,6 +17,8 @@ pytestmark = pytest.mark.comfy
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASED = sorted((ROOT / "tests" / "known_failures" / "released").glob("*.json"))
+#: The nodes whose widgets are those of VC-Attention Patch.
+SAME_WIDGETS = ("VCAttentionPatch", "VCAttentionWanVideoWrapper")
 SHIPPED = sorted((ROOT / "workflows").glob("*.json"))
 
 
@@ -81,7 +83,7 @@ def test_combos_do_not_depend_on_this_machine(definition):
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_workflows_have_valid_values(file):
     """Each template of the pack holds one value for each widget, and the values make options."""
-    nodes = [n for n in json.loads(file.read_text(encoding="utf-8"))["nodes"] if n["type"] == "VCAttentionPatch"]
+    nodes = [n for n in json.loads(file.read_text(encoding="utf-8"))["nodes"] if n["type"] in SAME_WIDGETS]
     assert nodes
     fields = [name for name, field in PatchOptions.__dataclass_fields__.items() if field.init and name != "plan"]
     for node in nodes:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from stub_driver import NAMES, kernel_entry, machine, stub_cubin, write_kernels
 from vc_attention.kernels import Reason
-from vc_attention.kernels.launch import chain, compile, locate, selftest, verdicts
+from vc_attention.kernels.launch import chain, compile, locate, probe, selftest, verdicts
 from vc_attention.kernels.launch.chain import Chosen
 from vc_attention.kernels.launch.locate import Candidate, candidates
 from vc_attention.kernels.spec.attention import attention as spec
@@ -234,6 +234,20 @@ def test_a_failed_self_test_leads_to_the_next(card):
     assert chosen.kernels.manifest.folder == second and card.tested == [first, second]
     assert chosen.skipped[0].code == "self_test" and "away from the mean of V" in chosen.skipped[0].text
     assert "failed" in card.attempts()[0].tested
+
+
+def test_kernels_whose_probe_fails_are_refused_before_attention_runs(card, monkeypatch):
+    first, second = card.two()
+    asked = []
+
+    def says(kernels, device):
+        asked.append(kernels.manifest.folder)
+        return "the scale selector of operand A differs on this card." if kernels.manifest.folder == first else None
+
+    monkeypatch.setattr(probe, "problem", says)
+    chosen = card.choose()
+    assert chosen.kernels.manifest.folder == second and asked == [first, second] and card.tested == [second]
+    assert chosen.skipped[0].code == "self_test" and "scale selector of operand A" in chosen.skipped[0].text
 
 
 def test_the_same_build_in_two_places_has_one_verdict(card):

@@ -116,9 +116,10 @@ def only_kernels(gpu_kernels, monkeypatch):
     return gpu_kernels
 
 
-def compile_kernels(checkout: Path, folder: Path, only: str = "", arch: str = ARCH) -> None:
+def compile_kernels(checkout: Path, folder: Path, only: str = "", arch: str = ARCH, trial: str = "") -> None:
     """Run the build of `checkout` in a process of its own, as the compiler takes its target from the environment."""
     command = [sys.executable, str(checkout / "kernels" / "build.py"), str(folder), "--only", only, "--ptx"]
+    command += ["--trial", trial]
     done = subprocess.run(command, env={**os.environ, "CUTE_DSL_ARCH": arch}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
