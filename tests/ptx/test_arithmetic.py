@@ -196,6 +196,11 @@ def test_float_conversions_place_their_halves():
     body = "{{.reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, {1}, {2}; mov.b32 {0}, {{t, t, t, t}};}}"
     found = apply(body, np.uint32, a, b)
     assert np.array_equal(found & 255, fm.to_e2m1(a).astype(np.uint32) << 4 | fm.to_e2m1(b))
+    codes = np.arange(32, dtype=np.uint32) * 0x37 & 255  # every nibble, in both halves
+    found = apply("{{.reg .b8 x, y, z, w; mov.b32 {{x, y, z, w}}, {1}; cvt.rn.f16x2.e2m1x2 {0}, x;}}", np.uint32, codes)
+    pairs = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float16)
+    assert np.array_equal(found & 0xFFFF, pairs[codes & 15].view(np.uint16))
+    assert np.array_equal(found >> 16, pairs[codes >> 4].view(np.uint16))
     integers = np.array([*range(-140, -124), *range(120, 136)], np.int32).view(np.uint32)
     rest = words()
     found = apply("cvt.pack.sat.s8.s32.b32 {}, {}, {}, {}", np.uint32, integers, integers[::-1].copy(), rest)
