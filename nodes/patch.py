@@ -8,7 +8,7 @@ import torch
 from comfy_api.latest import io
 
 from ..kernels import Ok, set_folder, supports
-from . import host
+from . import host, live
 from .hook import attach, session_of
 from .messages import DEGRADED, DESCRIPTION, DISPLAY_NAME, OFF, TOOLTIPS, ready
 from .options import (
@@ -123,7 +123,10 @@ def _first_words(patched: Any, options: PatchOptions, node_id: str | None) -> st
     plans = options.plans()
     progress = host.progress(node_id)
     verdicts = [supports(device, plan, backend=options.backend, progress=progress) for plan in plans]
-    for index, verdict in enumerate(verdicts):
-        if isinstance(verdict, Ok):
-            return ready(verdict.backend, verdict.note) if index == 0 else DEGRADED
-    return str(verdicts[0])
+    verdict, text = verdicts[0], str(verdicts[0])
+    for index, found in enumerate(verdicts):
+        if isinstance(found, Ok):
+            verdict, text = found, ready(found.backend, found.note) if index == 0 else DEGRADED
+            break
+    live.ready(node_id, device, verdict, text)
+    return text
