@@ -32,7 +32,7 @@ class Workflow:
         self.nodes[node_id] = {
             "id": node_id,
             "type": kind,
-            "pos": [380 * ((node_id - 1) // 3), 360 * ((node_id - 1) % 3)],
+            "pos": [380 * ((node_id - 1) % 4), 800 * ((node_id - 1) // 4)],
             "size": [340, 120],
             "flags": {},
             "order": node_id,
@@ -97,4 +97,171 @@ def tiny_run(steps: int = 8, size: int = 128, values: tuple[Any, ...] = VALUES) 
     flow.link(4, "CONDITIONING", SAMPLER, "negative")
     flow.link(6, "LATENT", SAMPLER, "latent_image")
     flow.link(SAMPLER, "LATENT", 7, "samples")
+    return flow
+
+
+def ways() -> dict[str, tuple[Workflow, list[str]]]:
+    """Name -> (workflow, the rows that its timeline shows, one letter a step)."""
+    return {
+        "other model nodes": _through_models(),
+        "a bypassed node": _bypassed(),
+        "a muted sampler": _muted(),
+        "a reroute": _rerouted(),
+        "two samplers in a row": _two_samplers(),
+        "denoise below 1": _denoise(),
+        "custom sampler with guider": _guider(),
+        "split sigmas": _split(),
+        "steps from a primitive": _primitive(),
+        "another patch behind": _replaced(),
+        "no sampler": _alone(),
+    }
+
+
+def _patch_to(sampler: str, values: list[Any], inputs: str = "model:MODEL", node_id: int = SAMPLER) -> Workflow:
+    flow = Workflow()
+    flow.add(PATCH, "VCAttentionPatch", list(VALUES), "model:MODEL", "model:MODEL")
+    flow.add(node_id, sampler, values, inputs, "LATENT:LATENT")
+    return flow
+
+
+def _ksampler(steps: int = 8, denoise: float = 1.0) -> Workflow:
+    return _patch_to("KSampler", [1, "fixed", steps, 4.0, "euler", "simple", denoise])
+
+
+def _through_models() -> tuple[Workflow, list[str]]:
+    flow = _ksampler()
+    flow.add(3, "ModelSamplingSD3", [8.0], "model:MODEL", "MODEL:MODEL")
+    flow.add(4, "VCAttentionQuality", ["", "", 0.0, ""], "model:MODEL", "model:MODEL")
+    flow.link(PATCH, "model", 3, "model")
+    flow.link(3, "MODEL", 4, "model")
+    flow.link(4, "model", SAMPLER, "model")
+    return flow, ["grpppppp"]
+
+
+def _bypassed() -> tuple[Workflow, list[str]]:
+    flow = _ksampler()
+    flow.add(3, "ModelSamplingSD3", [8.0], "model:MODEL", "MODEL:MODEL", mode=4)
+    flow.link(PATCH, "model", 3, "model")
+    flow.link(3, "MODEL", SAMPLER, "model")
+    return flow, ["grpppppp"]
+
+
+def _muted() -> tuple[Workflow, list[str]]:
+    flow = _ksampler()
+    flow.nodes[SAMPLER]["mode"] = 2
+    flow.link(PATCH, "model", SAMPLER, "model")
+    return flow, []
+
+
+def _rerouted() -> tuple[Workflow, list[str]]:
+    flow = _ksampler()
+    flow.add(3, "Reroute", [], ":*", ":MODEL")
+    flow.link(PATCH, "model", 3, "")
+    flow.link(3, "", SAMPLER, "model")
+    return flow, ["grpppppp"]
+
+
+def _advanced(start: int, end: int, leftover: str) -> list[Any]:
+    return ["enable", 1, "fixed", 20, 4.0, "euler", "simple", start, end, leftover]
+
+
+def _two_samplers() -> tuple[Workflow, list[str]]:
+    flow = _patch_to("KSamplerAdvanced", _advanced(0, 4, "enable"))
+    flow.add(6, "KSamplerAdvanced", _advanced(4, 10000, "disable"), "model:MODEL", "LATENT:LATENT")
+    flow.link(PATCH, "model", SAMPLER, "model")
+    flow.link(PATCH, "model", 6, "model")
+    return flow, ["grrr", "g" + 15 * "p"]
+
+
+def _denoise() -> tuple[Workflow, list[str]]:
+    flow = _ksampler(8, 0.8)  # the last 8 of 10: step 3 of the whole schedule is the first here
+    flow.link(PATCH, "model", SAMPLER, "model")
+    return flow, ["gppppppp"]
+
+
+def _guider() -> tuple[Workflow, list[str]]:
+    flow = _patch_to("SamplerCustomAdvanced", [], "noise:NOISE guider:GUIDER sigmas:SIGMAS", 6)
+    flow.add(3, "CFGGuider", [4.0], "model:MODEL", "GUIDER:GUIDER")
+    flow.add(4, "BasicScheduler", ["simple", 12, 1.0], "model:MODEL", "SIGMAS:SIGMAS")
+    flow.link(PATCH, "model", 3, "model")
+    flow.link(PATCH, "model", 4, "model")
+    flow.link(3, "GUIDER", 6, "guider")
+    flow.link(4, "SIGMAS", 6, "sigmas")
+    return flow, ["grr" + 9 * "p"]
+
+
+def _split() -> tuple[Workflow, list[str]]:
+    flow = _patch_to("SamplerCustom", [True, 1, "fixed", 4.0], "model:MODEL sigmas:SIGMAS", 6)
+    flow.add(4, "BasicScheduler", ["simple", 12, 1.0], "model:MODEL", "SIGMAS:SIGMAS")
+    flow.add(5, "SplitSigmas", [2], "sigmas:SIGMAS", "high_sigmas:SIGMAS low_sigmas:SIGMAS")
+    flow.link(PATCH, "model", 6, "model")
+    flow.link(4, "SIGMAS", 5, "sigmas")
+    flow.link(5, "low_sigmas", 6, "sigmas")
+    return flow, ["g" + 9 * "p"]
+
+
+def _primitive() -> tuple[Workflow, list[str]]:
+    flow = _ksampler()
+    flow.nodes[SAMPLER]["inputs"].append({"name": "steps", "type": "INT", "widget": {"name": "steps"}, "link": None})
+    flow.add(3, "PrimitiveInt", [4, "fixed"], "", "INT:INT")
+    flow.link(PATCH, "model", SAMPLER, "model")
+    flow.link(3, "INT", SAMPLER, "steps")
+    return flow, ["gppp"]
+
+
+def _replaced() -> tuple[Workflow, list[str]]:
+    flow = _ksampler()
+    flow.add(3, "VCAttentionPatch", list(VALUES), "model:MODEL", "model:MODEL", title="The second")
+    flow.link(PATCH, "model", 3, "model")
+    flow.link(3, "model", SAMPLER, "model")
+    return flow, []
+
+
+def _alone() -> tuple[Workflow, list[str]]:
+    return _ksampler(), []
+
+
+def subgraph() -> dict[str, Any]:
+    """The patch inside a subgraph, the sampler outside: the model leaves over the subgraph's output."""
+    inner = Workflow()
+    inner.add(PATCH, "VCAttentionPatch", list(VALUES), "model:MODEL", "model:MODEL")
+    inner.nodes[PATCH]["inputs"][0]["link"] = 1
+    inner.nodes[PATCH]["outputs"][0]["links"] = [2]
+    name = "22222222-3333-4444-8555-666666666666"
+    ends = {"inputs": -10, "outputs": -20}
+    outer = _ksampler(4)
+    del outer.nodes[PATCH]
+    outer.add(3, name, [], "model:MODEL", "model:MODEL")
+    outer.link(3, "model", SAMPLER, "model")
+    flow = outer.json()
+    slots = {
+        side: [
+            {"id": f"33333333-3333-4444-8555-66666666666{i}", "name": "model", "type": "MODEL", "linkIds": [i + 1]}
+            | {"pos": [0, 0]}
+        ]
+        for i, side in enumerate(ends)
+    }
+    flow["definitions"] = {
+        "subgraphs": [
+            {
+                "id": name,
+                "version": 1,
+                "state": {"lastGroupId": 0, "lastNodeId": 9, "lastLinkId": 9, "lastRerouteId": 0},
+                "revision": 0,
+                "config": {},
+                "name": "Patched",
+                "inputNode": {"id": -10, "bounding": [-300, 0, 120, 60]},
+                "outputNode": {"id": -20, "bounding": [600, 0, 120, 60]},
+                **slots,
+                "widgets": [],
+                "nodes": list(inner.nodes.values()),
+                "groups": [],
+                "links": [
+                    {"id": 1, "origin_id": -10, "origin_slot": 0, "target_id": PATCH, "target_slot": 0, "type": "MODEL"},
+                    {"id": 2, "origin_id": PATCH, "origin_slot": 0, "target_id": -20, "target_slot": 0, "type": "MODEL"},
+                ],
+                "extra": {},
+            }
+        ]
+    }
     return flow
