@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import uuid
 from typing import Any
 
 PATCH = 2
+_SEEDS = itertools.count(1)  # the server runs nothing that it has run already
 SAMPLER = 5
 #: Values of VC-Attention Patch's widgets in the order of its schema: tiny models, any machine.
 VALUES = ("auto", "fast", "first steps", 0.25, 4, 0, 64, "", 0, 1, 1, "fall back", "spec")
@@ -24,6 +27,7 @@ class Workflow:
     """A workflow as the editor saves it, put together node by node."""
 
     def __init__(self) -> None:
+        self.id = str(uuid.uuid4())  # the results of a run belong to a workflow
         self.nodes: dict[int, dict[str, Any]] = {}
         self.links: list[list[Any]] = []
 
@@ -58,7 +62,7 @@ class Workflow:
     def json(self) -> dict[str, Any]:
         """The workflow as the editor would save it."""
         return {
-            "id": "11111111-2222-4333-8444-555555555555",
+            "id": self.id,
             "revision": 0,
             "last_node_id": max(self.nodes),
             "last_link_id": len(self.links),
@@ -85,7 +89,7 @@ def tiny_run(steps: int = 8, size: int = 128, values: tuple[Any, ...] = VALUES) 
     flow.add(
         SAMPLER,
         "KSampler",
-        [1, "fixed", steps, 4.0, "euler", "simple", 1.0],
+        [next(_SEEDS), "fixed", steps, 4.0, "euler", "simple", 1.0],
         "model:MODEL positive:CONDITIONING negative:CONDITIONING latent_image:LATENT",
         "LATENT:LATENT",
     )

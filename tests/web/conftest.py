@@ -50,12 +50,18 @@ def chromium():
 
 @pytest.fixture(scope="session")
 def open_editor(site, chromium):
-    """`open_editor(device_scale_factor=2)`: a new page with the editor; `blocked` are parts of addresses to refuse."""
+    """`open_editor(device_scale_factor=2)`: a new page with the editor.
 
-    def make(blocked: str = "", **options) -> Editor:
+    blocked: a part of the addresses to refuse. definitions: what the page gets in place of the server's /object_info.
+    """
+
+    def make(blocked: str = "", definitions: str = "", **options) -> Editor:
         page = chromium.new_page(**{"viewport": {"width": 1100, "height": 1000}, **options})
         if blocked:
             page.route(f"**{blocked}**", lambda route: route.abort())
+        if definitions:
+            answer = {"body": definitions, "content_type": "application/json"}
+            page.route("**/object_info", lambda route: route.fulfill(**answer))
         return Editor(page, site.url).open()
 
     return make
