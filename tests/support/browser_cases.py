@@ -15,7 +15,7 @@ VALUES = ("auto", "fast", "first steps", 0.25, 4, 0, 64, "", 0, 1, 1, "fall back
 SETTINGS = {
     "Comfy.TutorialCompleted": True,
     "Comfy.Minimap.Visible": False,
-    "Comfy.Workflow.ShowMissingNodesWarning": True,
+    "Comfy.Workflow.ShowMissingModelsWarning": False,
     "Comfy.Graph.CanvasInfo": False,
     "Comfy.ColorPalette": "dark",
     "Comfy.VueNodes.Enabled": False,
@@ -232,7 +232,7 @@ def subgraph() -> dict[str, Any]:
     inner.nodes[PATCH]["inputs"][0]["link"] = 1
     inner.nodes[PATCH]["outputs"][0]["links"] = [2]
     name = "22222222-3333-4444-8555-666666666666"
-    ends = {"inputs": -10, "outputs": -20}
+    ends = {"origin_slot": 0, "target_slot": 0, "type": "MODEL"}
     outer = _ksampler(4)
     del outer.nodes[PATCH]
     outer.add(3, name, [], "model:MODEL", "model:MODEL")
@@ -243,7 +243,7 @@ def subgraph() -> dict[str, Any]:
             {"id": f"33333333-3333-4444-8555-66666666666{i}", "name": "model", "type": "MODEL", "linkIds": [i + 1]}
             | {"pos": [0, 0]}
         ]
-        for i, side in enumerate(ends)
+        for i, side in enumerate(("inputs", "outputs"))
     }
     flow["definitions"] = {
         "subgraphs": [
@@ -261,8 +261,8 @@ def subgraph() -> dict[str, Any]:
                 "nodes": list(inner.nodes.values()),
                 "groups": [],
                 "links": [
-                    {"id": 1, "origin_id": -10, "origin_slot": 0, "target_id": PATCH, "target_slot": 0, "type": "MODEL"},
-                    {"id": 2, "origin_id": PATCH, "origin_slot": 0, "target_id": -20, "target_slot": 0, "type": "MODEL"},
+                    {"id": 1, "origin_id": -10, "target_id": PATCH, **ends},
+                    {"id": 2, "origin_id": PATCH, "target_id": -20, **ends},
                 ],
                 "extra": {},
             }

@@ -48,7 +48,7 @@ class Editor:
 
     def load(self, workflow: dict[str, Any]) -> None:
         """Open a workflow in the place of the current one, with VC-Attention Patch in view."""
-        self.run("flow => window.app.loadGraphData(flow, true, true)", workflow)
+        self.run("flow => app.loadGraphData(flow, true, true, app.extensionManager.workflow.activeWorkflow)", workflow)
         self.run("() => new Promise(done => setTimeout(done, 100))")
         self.show()
 
