@@ -70,6 +70,8 @@ class Live:
 
     def _message(self, stats: RunStats, state: str, step: int, phase: str) -> dict[str, Any]:
         steps = stats.step_count
+        # The step that begins has not run, unless a solver or a further branch comes back to it.
+        seen = {i for i in stats.steps if state != "running" or i != step or i in stats.done}
         return {
             "node": self.node_id,
             "prompt": self._prompt,
@@ -79,7 +81,7 @@ class Live:
             "step": step,
             "phase": phase,
             "plan": self._plan.ljust(steps, "."),
-            "ran": "".join(_LETTERS[stats.ran(i)] if i in stats.steps else "." for i in range(steps)),
+            "ran": "".join(_LETTERS[stats.ran(i)] if i in seen else "." for i in range(steps)),
             "counts": {
                 "accelerated": stats.accelerated,
                 "grouped": stats.grouped,
