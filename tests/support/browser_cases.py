@@ -225,18 +225,21 @@ def _alone() -> tuple[Workflow, list[str]]:
     return _ksampler(), []
 
 
-def subgraph() -> dict[str, Any]:
-    """The patch inside a subgraph, the sampler outside: the model leaves over the subgraph's output."""
+BORDERED = 8  # the subgraph node
+
+
+def subgraph(steps: int = 4) -> dict[str, Any]:
+    """`tiny_run` with the patch inside a subgraph: the model comes in and leaves over the subgraph's border."""
     inner = Workflow()
     inner.add(PATCH, "VCAttentionPatch", list(VALUES), "model:MODEL", "model:MODEL")
     inner.nodes[PATCH]["inputs"][0]["link"] = 1
     inner.nodes[PATCH]["outputs"][0]["links"] = [2]
     name = "22222222-3333-4444-8555-666666666666"
     ends = {"origin_slot": 0, "target_slot": 0, "type": "MODEL"}
-    outer = _ksampler(4)
-    del outer.nodes[PATCH]
-    outer.add(3, name, [], "model:MODEL", "model:MODEL")
-    outer.link(3, "model", SAMPLER, "model")
+    outer = tiny_run(steps, 96)
+    patch = outer.nodes.pop(PATCH)
+    outer.nodes[BORDERED] = patch | {"id": BORDERED, "type": name, "widgets_values": []}
+    outer.links = [[BORDERED if i in (1, 3) and v == PATCH else v for i, v in enumerate(link)] for link in outer.links]
     flow = outer.json()
     slots = {
         side: [

@@ -7,6 +7,7 @@ export const OURS = "VCAttentionPatch";
 
 const MUTED = 2;
 const BYPASSED = 4;
+/** Ends of links at the border of a subgraph: numbers, and strings in newer frontends. */
 const SUBGRAPH_INPUT = -10;
 const SUBGRAPH_OUTPUT = -20;
 /** More samplers than this behind one node are not looked for. */
@@ -62,7 +63,7 @@ function leave(walk, node, slot, type, parents) {
 
 function arrive(walk, graph, link, type, parents) {
     if (!link || walk.found.samplers.length >= MOST) return;
-    if (link.target_id === SUBGRAPH_OUTPUT) {
+    if (Number(link.target_id) === SUBGRAPH_OUTPUT) {
         const parent = parents.at(-1);
         if (parent) leave(walk, parent, link.target_slot, type, parents.slice(0, -1));
         return;
@@ -121,7 +122,7 @@ function samplerNoise(node, parents) {
 function noiseOf(graph, id, parents, depth = 0) {
     const link = linkOf(graph, id);
     if (!link || depth > 50) return null;
-    if (link.origin_id === SUBGRAPH_INPUT) {
+    if (Number(link.origin_id) === SUBGRAPH_INPUT) {
         const parent = parents.at(-1);
         return parent
             ? noiseOf(parent.graph, parent.inputs?.[link.origin_slot]?.link, parents.slice(0, -1), depth + 1)
@@ -167,7 +168,7 @@ function number(node, name, parents) {
 function linkedValue(graph, id, parents, depth = 0) {
     const link = linkOf(graph, id);
     if (!link || depth > 50) return null;
-    if (link.origin_id === SUBGRAPH_INPUT) {
+    if (Number(link.origin_id) === SUBGRAPH_INPUT) {
         const parent = parents.at(-1);
         const input = parent?.inputs?.[link.origin_slot];
         if (!input) return null;

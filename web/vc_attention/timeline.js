@@ -76,7 +76,7 @@ export class Timeline {
     constructor(help, onResize = () => {}) {
         this.help = help;
         this.onResize = onResize;
-        this.height = 96;
+        this.height = 66;
         this.shown = "";
         this.element = make("div", "vc-attention");
         this.element.setAttribute("role", "group");
