@@ -96,7 +96,7 @@ def test_a_long_schedule_shares_cells(editor):
 
 def test_a_run_fills_it_live_and_says_what_was_declined(editor, pictures):
     """Queued from the editor: cells fill while it runs, then the counts, the card and the reasons stand there."""
-    editor.load(tiny_run(8, 128).json())
+    editor.load(tiny_run(8, 96).json())
     editor.wait_rows(["grpppppp"])
     editor.run(
         """() => {
@@ -111,8 +111,8 @@ def test_a_run_fills_it_live_and_says_what_was_declined(editor, pictures):
         }"""
     )
     editor.run("app.queuePrompt(0, 1)")
-    editor.wait_text("vca-state", "running")
-    editor.wait_text("vca-state", "as it ran")
+    editor.wait_text("vca-state", "running", timeout=60_000)
+    editor.wait_text("vca-state", "as it ran", timeout=60_000)
     seen = editor.run("__observer.disconnect(), __seen")
     running = [states for states in seen if "n" in states]
     assert len(running) >= 2, seen  # throttled, so not every step is seen
