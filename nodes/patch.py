@@ -93,6 +93,8 @@ class VCAttentionPatch(io.ComfyNode):
             inputs=_inputs(),
             outputs=[known(io.Model.Output, display_name="model", tooltip=TOOLTIPS["output"])],
             hidden=[io.Hidden.unique_id],
+            # The output knows the node that shows its runs, so ComfyUI's cache may not give it to an equal node.
+            not_idempotent=True,
         )
 
     @classmethod

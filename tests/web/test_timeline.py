@@ -141,6 +141,31 @@ def test_a_run_fills_it_live_and_says_what_was_declined(editor, pictures):
     editor.wait_text("vca-state", "as it ran", timeout=2000)
 
 
+def test_two_equal_patches_show_their_own_runs(editor):
+    """ComfyUI's cache gives equal nodes one output; each of ours knows the node that shows its runs."""
+    flow = tiny_run(3, 96)
+    other = flow.add(8, "VCAttentionPatch", list(VALUES), "model:MODEL", "model:MODEL")
+    flow.nodes[9] = {**flow.nodes[SAMPLER], "id": 9, "inputs": [dict(i) for i in flow.nodes[SAMPLER]["inputs"]]}
+    flow.nodes[9] |= {"outputs": [{"name": "LATENT", "type": "LATENT", "links": []}], "pos": [760, 1600]}
+    flow.nodes[9]["widgets_values"] = [*flow.nodes[SAMPLER]["widgets_values"][:2], 2, 4.0, "euler", "simple", 1.0]
+    flow.add(10, "SaveLatent", ["latents/t"], "samples:LATENT")
+    for source, name, target, to in (
+        (1, "MODEL", 8, "model"),
+        (8, "model", 9, "model"),
+        (3, "CONDITIONING", 9, "positive"),
+        (4, "CONDITIONING", 9, "negative"),
+        (6, "LATENT", 9, "latent_image"),
+        (9, "LATENT", 10, "samples"),
+    ):
+        flow.link(source, name, target, to)
+    editor.load(flow.json())
+    editor.wait_rows(["gpp"])
+    editor.wait_rows(["gp"], other)
+    editor.run("app.queuePrompt(0, 1)")
+    editor.wait_text("vca-state", "3 steps, as it ran")
+    editor.wait_text("vca-state", "2 steps, as it ran", other)
+
+
 def test_what_really_ran_replaces_what_was_expected(editor):
     """The timeline expects groups and reuse; dense_blocks takes all layers out, and too many min_tokens all calls."""
     values = list(VALUES)
