@@ -100,7 +100,7 @@ class Editor:
         """The text of a part of the timeline, by its class."""
         return self.run("([id, part]) => __timeline(id).querySelector('.' + part)?.textContent ?? ''", [node, part])
 
-    def wait_text(self, part: str, words: str, node: int = 2, timeout: float = 30_000) -> None:
+    def wait_text(self, part: str, words: str, node: int = 2, timeout: float = 60_000) -> None:
         """Until a part of the timeline contains these words."""
         self.page.wait_for_function(
             "([id, part, words]) => __timeline(id)?.querySelector('.' + part)?.textContent.includes(words)",

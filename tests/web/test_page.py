@@ -10,7 +10,7 @@ import pytest
 from browser_cases import PATCH, VALUES, tiny_run
 from vc_attention.nodes.messages import REASONS
 
-pytestmark = [pytest.mark.comfy, pytest.mark.browser, pytest.mark.timeout(120), pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.comfy, pytest.mark.browser, pytest.mark.timeout(180), pytest.mark.xdist_group("browser")]
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted((ROOT / "workflows").glob("*.json"))
 

@@ -8,7 +8,7 @@ import pytest
 from browser_cases import BORDERED, PATCH, SAMPLER, SETTINGS, VALUES, subgraph, tiny_run, ways
 from rule_letters import letters
 
-pytestmark = [pytest.mark.comfy, pytest.mark.browser, pytest.mark.timeout(120), pytest.mark.xdist_group("browser")]
+pytestmark = [pytest.mark.comfy, pytest.mark.browser, pytest.mark.timeout(180), pytest.mark.xdist_group("browser")]
 WAYS = ways()
 
 
@@ -71,7 +71,7 @@ def test_inside_a_subgraph(editor):
         editor.page.wait_for_function("wanted => __inner().join() === wanted.join()", arg=wanted, timeout=5000)
         editor.run("app.queuePrompt(0, 1)")
         wanted[0] = "4 steps, as it ran"
-        editor.page.wait_for_function("wanted => __inner().join() === wanted.join()", arg=wanted, timeout=30_000)
+        editor.page.wait_for_function("wanted => __inner().join() === wanted.join()", arg=wanted, timeout=60_000)
     finally:
         editor.run("app.canvas.setGraph(app.graph.rootGraph ?? app.graph)")
 
