@@ -59,6 +59,15 @@ def test_a_run_is_told_step_by_step(layers, browser):
     assert last["card"] == "CPU" and last["declined"] == []
 
 
+def test_a_step_of_several_passes_says_what_ran_in_it(layers, browser):
+    """Solvers of second order, and prompts that are not batched, come to a step twice."""
+    model = attach(FakePatcher(), options(), "7")
+    model.fire("on_pre_run")
+    for sigma in SIGMAS[[0, 0, 1, 1]].tolist():
+        forward(model, layers, sigma, SIGMAS)
+    assert [m["ran"] for m in browser.got] == ["........", "g.......", "g.......", "gr......"]
+
+
 def test_what_was_declined_and_what_really_ran(layers, browser):
     sample(attach(FakePatcher(), options(min_tokens=4096), "7"), layers)
     last = browser.got[-1]

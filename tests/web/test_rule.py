@@ -76,6 +76,16 @@ def test_what_is_expected_is_what_a_flow_model_does(javascript):
     assert wrong == []
 
 
+@pytest.mark.parametrize(("steps", "fraction"), [(100, 0.07), (25, 0.28), (50, 0.14)])
+def test_a_share_that_is_whole_steps_but_for_rounding(javascript, steps, fraction):
+    """0.07 * 100 is a little more than 7 in double precision, and means 7 steps."""
+    chosen = dict(zip(FIELDS, ("first steps", fraction, 1, 0.0, 1.0), strict=True))
+    cases = [{"sampler": {"steps": steps}, "options": {"precision": "auto", **chosen}}]
+    (got,) = javascript("schedule.js", EXPECTED, cases)
+    assert got.count("group") == round(steps * fraction)
+    assert got == phases(FlowSampling().simple(steps).tolist(), chosen, FlowSampling())
+
+
 @pytest.mark.parametrize(
     ("sampler", "noise"),
     [
