@@ -49,7 +49,7 @@ def chromium():
 
 
 @pytest.fixture(scope="session")
-def open_editor(site, chromium):
+def open_editor(chromium, site):
     """`open_editor(device_scale_factor=2)`: a new page with the editor.
 
     blocked: a part of the addresses to refuse. definitions: what the page gets in place of the server's /object_info.

@@ -90,7 +90,7 @@ def test_templates_load_without_a_missing_widget(editor, file):
     assert {node["type"] for node in flow["nodes"]} - known <= {"Note", "MarkdownNote", "PrimitiveNode", "Reroute"}
 
 
-def test_every_reason_has_its_place_on_the_help_page(site, chromium, pictures):
+def test_every_reason_has_its_place_on_the_help_page(chromium, site, pictures):
     page = chromium.new_page()
     try:
         errors = []
