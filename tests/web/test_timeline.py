@@ -188,6 +188,11 @@ def test_no_kernel_for_this_machine_is_said_with_a_way_to_help(editor):
     assert "NVIDIA" in editor.text("vca-reason")
     links = editor.run("[...__timeline(2).querySelectorAll('a')].map(e => e.hash)")
     assert set(links) == {"#no_kernel", "#short"}
+    whole = editor.run("__timeline(2).textContent")
+    assert whole.count("NVIDIA") == 1, whole  # said once
+    editor.widget(PATCH, "backend", "spec")
+    editor.wait_text("vca-state", "expected")
+    assert editor.text("vca-reason") == ""  # it was about the other backend
 
 
 @pytest.mark.parametrize("renderer", ["canvas", "vue"])

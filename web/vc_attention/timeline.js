@@ -35,11 +35,13 @@ export function describe(node, found, result, signature) {
     const view = { state: texts.EXPECTED, rows: [], sentence: "", declined: [], notes: [] };
     const ready = result?.ready;
     view.card = ready?.card ?? "";
-    view.path = ready?.engine ?? "";
-    view.reason = ready?.code ? ready : null;
+    // The path and what is against it follow from the settings; the card stays.
+    const current = result?.signature === signature;
+    view.path = current ? (ready?.engine ?? "") : "";
+    view.reason = current && ready?.code ? ready : null;
     const runs = [...(result?.runs.values() ?? [])];
     const last = runs.at(-1);
-    if (last && result.signature === signature) {
+    if (last && current) {
         const state = { running: texts.RUNNING, done: texts.RAN, stopped: texts.STOPPED }[last.state];
         view.state = state ?? texts.RAN;
         view.rows = runs.map((run) => ({
@@ -49,7 +51,7 @@ export function describe(node, found, result, signature) {
         view.card = last.card;
         view.path = last.engine || view.path;
         view.declined = last.declined;
-        view.notes = last.notes;
+        view.notes = last.notes.filter((note) => note !== view.reason?.text);
         return view;
     }
     if (last) view.notes = [texts.CHANGED];
