@@ -48,10 +48,7 @@ def accelerate(session: Session, forward: Forward, call: Call, route: Route) -> 
     count = 1 if branches is None else len(branches)
     with session.lock:
         stats = session.stats
-        stats.accelerated += count
-        stats.grouped += built
-        stats.reused += reused
-        stats.plain += count - built - reused
+        stats.count(forward.position.step, built, reused, count - built - reused)
         stats.engine = stats.engine or f"{_name(route)} on {route.backend}"
     if session.observers or forward.watchers:
         _observe(session, forward, call, key, plan, route, (q, k, v, out), built, reused)

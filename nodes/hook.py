@@ -104,6 +104,7 @@ def _apply_model_wrapper(session: Session) -> Callable[..., Any]:
             if problem is not None:
                 session.fail(problem)
                 if repeatable:
+                    session.stats.done.pop(forward.position.step, None)
                     out = executor(*args, **kwargs)
         finally:
             for name in (host.RECORD, host.OVERRIDE):

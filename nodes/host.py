@@ -186,9 +186,26 @@ def progress(node_id: str | None) -> Callable[[int, int, str], None]:
     return report
 
 
+def _server() -> Any:
+    """ComfyUI's server, or None outside of one."""
+    return getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+
+
+def tell(event: str, data: dict[str, Any]) -> None:
+    """Send `data` to the browser that queued the prompt. Does nothing where there is no server or no browser."""
+    server = _server()
+    client = getattr(server, "client_id", None)
+    if client is None:
+        return
+    try:
+        server.send_sync(event, data, client)
+    except Exception as error:  # as in show_text
+        log.debug("VC-Attention: the browser could not be told of the run: %s", error)
+
+
 def show_text(text: str, node_id: str | None) -> None:
     """Show `text` on the node. Does nothing where there is no server, no node, or no browser."""
-    server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+    server = _server()
     if server is None or node_id is None:
         return
     try:

@@ -8,7 +8,7 @@ import torch
 from comfy_api.latest import io
 
 from ..kernels import Ok, set_folder, supports
-from . import host
+from . import host, live
 from .hook import attach, session_of
 from .messages import DEGRADED, DESCRIPTION, DISPLAY_NAME, OFF, TOOLTIPS, ready
 from .options import (
@@ -94,6 +94,8 @@ class VCAttentionPatch(io.ComfyNode):
             inputs=[known(io.Model.Input, "model", tooltip=TOOLTIPS["model"]), *widgets()],
             outputs=[known(io.Model.Output, display_name="model", tooltip=TOOLTIPS["output"])],
             hidden=[io.Hidden.unique_id],
+            # The output knows the node that shows its runs, so ComfyUI's cache may not give it to an equal node.
+            not_idempotent=True,
         )
 
     @classmethod
@@ -127,7 +129,10 @@ def first_words(patched: Any, options: PatchOptions, node_id: str | None) -> str
     plans = options.plans()
     progress = host.progress(node_id)
     verdicts = [supports(device, plan, backend=options.backend, progress=progress) for plan in plans]
-    for index, verdict in enumerate(verdicts):
-        if isinstance(verdict, Ok):
-            return ready(verdict.backend, verdict.note) if index == 0 else DEGRADED
-    return str(verdicts[0])
+    verdict, text = verdicts[0], str(verdicts[0])
+    for index, found in enumerate(verdicts):
+        if isinstance(found, Ok):
+            verdict, text = found, ready(found.backend, found.note) if index == 0 else DEGRADED
+            break
+    live.ready(node_id, device, verdict, text)
+    return text

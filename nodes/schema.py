@@ -37,6 +37,7 @@ def node_schema(node: str, **keywords: Any) -> Any:
         category=CATEGORY,
         description=texts.description,
         hidden=[io.Hidden.unique_id],
+        not_idempotent=True,  # as in VC-Attention Patch: the output knows its node
         **keywords,
     )
 

@@ -16,6 +16,7 @@ from ..kernels import Ok, Plan, Reason, supports
 from . import host
 from .call import Call
 from .guard import GuardError
+from .live import Live
 from .messages import DEGRADED, REASONS, failed, non_finite, stopped
 from .options import PatchOptions
 from .schedule import NOWHERE, Position, Schedule
@@ -59,6 +60,7 @@ class Session:
         #: Our overrides with another hook chained behind, made on first use.
         self.chains: deque[Callable[..., Any]] = deque(maxlen=HISTORY)
         self.lock = threading.RLock()
+        self.live = Live(node_id)
         self._schedules: dict[torch.device, tuple[Any, Schedule]] = {}
         self._routes: dict[tuple[torch.device, int, torch.dtype], Route | Reason] = {}
         self._logged: set[str] = set()
@@ -87,6 +89,8 @@ class Session:
                 self.stats.note(failed(ArithmeticError(non_finite(max(self.stats.steps, default=0), False))))
             self._forget()
             text = self.stats.summary()
+        if was_open:
+            self.live.end(self.stats)
         if was_open and text:
             host.show_text(text, self.node_id)
             host.log.info("VC-Attention: %s", "; ".join(line.rstrip(".") for line in text.splitlines()))
@@ -133,6 +137,8 @@ class Session:
                     self.begin_run(managed=False)
                 self.state.clear(device)
                 schedule = _schedule(sample_sigmas, self.options, sampling)
+                if seen is not None or not self._schedules:  # further GPUs of one run bring the same one
+                    self.live.schedule(schedule, again=seen is not None)
                 self._schedules[device] = (sample_sigmas, schedule)
             position = schedule.locate(sigma)
             self.enter(position, device)
@@ -145,6 +151,7 @@ class Session:
             self.stats.steps.setdefault(position.step, position.phase)
             if not position.grouping:
                 self.state.clear(device)
+            self.live.step(self.stats, position, device)
 
     def route(self, call: Call) -> Route | Reason:
         """The way for calls of this kind, asked of the kernels' registry once a run."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..kernels import Plan
 from .messages import NO_CALLS, NOT_KEPT, SHORT
+from .schedule import DENSE, GROUP, PLAIN, REUSE
 from .state import Layer
 
 
@@ -46,8 +47,8 @@ class RunStats:
     """Counts of one sampling run.
 
     A call counts once for each conditioning branch in its batch, so that a batched run counts as an unbatched one:
-    accelerated = plain + grouped + reused. declined: by reason code. steps: phase of each step seen. unkept: groupings
-    computed but not kept for lack of room.
+    accelerated = plain + grouped + reused. declined: by reason code. steps: planned phase of each step seen. done:
+    phases of the calls that were accelerated in each step. unkept: groupings computed but not kept for lack of room.
     """
 
     family: str = ""
@@ -60,6 +61,7 @@ class RunStats:
     unkept: int = 0
     declined: Counter[str] = field(default_factory=Counter)
     steps: dict[int, str] = field(default_factory=dict)
+    done: dict[int, set[str]] = field(default_factory=dict)
     step_count: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -69,6 +71,20 @@ class RunStats:
             return False
         self.notes.append(sentence)
         return True
+
+    def count(self, step: int, grouped: int, reused: int, plain: int) -> None:
+        """Count the branches of one accelerated call."""
+        self.accelerated += grouped + reused + plain
+        self.grouped += grouped
+        self.reused += reused
+        self.plain += plain
+        phases = self.done.setdefault(step, set())
+        phases.update(phase for phase, n in ((GROUP, grouped), (REUSE, reused), (PLAIN, plain)) if n)
+
+    def ran(self, step: int) -> str:
+        """What `step` was in the end: the phase that most distinguishes it, or 16 bit when no call was accelerated."""
+        phases = self.done.get(step, ())
+        return next((phase for phase in (GROUP, REUSE, PLAIN) if phase in phases), DENSE)
 
     def summary(self) -> str:
         """The text on the node after the run."""

@@ -52,6 +52,7 @@ class VCAttentionWanVideoWrapper(io.ComfyNode):
             inputs=[known(model.Input, "model", tooltip=texts.inputs["model"]), *widgets()],
             outputs=[known(model.Output, display_name="model", tooltip=texts.outputs["model"])],
             hidden=[io.Hidden.unique_id],
+            not_idempotent=True,  # as in VC-Attention Patch: the output knows its node
         )
 
     @classmethod

@@ -39,6 +39,7 @@ pytest_plugins = ["kernel_backends"]
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
     config.addinivalue_line("markers", "comfy: needs a ComfyUI checkout (--comfyui DIR)")
+    config.addinivalue_line("markers", "browser: needs a Chromium and Playwright")
     config.addinivalue_line("markers", "fakes: contract test of a newer ComfyUI with our own fakes")
     torch.set_num_threads(1)  # the tensors are tiny: a second thread costs more than it brings
     directory = comfyui_directory(config)
