@@ -34,9 +34,11 @@ def site(request, tmp_path_factory):
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
-    """The browser."""
+    """The browser, for one file of tests: Playwright keeps an event loop in this thread, and `asyncio.run` of other tests
+    must not find it.
+    """
     program = browser_program()
     if program is None:
         pytest.skip("browser: no Chromium on this machine")
@@ -48,7 +50,7 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def open_editor(chromium, site):
     """`open_editor(device_scale_factor=2)`: a new page with the editor.
 
@@ -67,7 +69,7 @@ def open_editor(chromium, site):
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one_editor(open_editor):
     return open_editor()
 
@@ -82,7 +84,7 @@ def editor(one_editor):
     assert one_editor.trouble() == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def javascript(request):
     """`javascript(module, code, data)`: the value of a function body of `m` and `data`."""
     program = node_program()
