@@ -36,8 +36,9 @@ def site(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chromium():
-    """The browser, for one file of tests: Playwright keeps an event loop in this thread, and `asyncio.run` of other tests
-    must not find it.
+    """The browser, for one file of tests.
+
+    Playwright keeps an event loop in this thread, and `asyncio.run` of other tests must not find it.
     """
     program = browser_program()
     if program is None:
