@@ -2,7 +2,8 @@
 
 Each layer of such a pass leaves one scalar on its device (`kernels.agreement`). They are read together, once, at the
 end of the pass, with what the look for NaN left; then the pass stands, or it is repeated on ComfyUI's own attention.
-There is no switch for it: it costs less than half a percent of a clip, and where a sound kernel is refused after all,
+There is no switch for it: it costs less than half a percent of a clip of 480p and more (measured on an H200; several
+percent at 4,096 tokens, where a clip takes seconds), and where a sound kernel is refused after all,
 `dense_blocks` takes the block out that the text names.
 """
 
