@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def translations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     """The answer of ComfyUI's own loader for a `custom_nodes` folder that holds this pack alone."""
     import folder_paths
+
+    # ComfyUI's package `utils` must win over a module of that name that another test's folder brought.
+    monkeypatch.syspath_prepend(str(Path(folder_paths.__file__).parent))
+    if not hasattr(sys.modules.get("utils"), "__path__"):
+        monkeypatch.delitem(sys.modules, "utils", raising=False)
     from app.custom_node_manager import CustomNodeManager
 
     pack = tmp_path / "ComfyUI-VC-Attention"
