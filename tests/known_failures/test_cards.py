@@ -37,7 +37,8 @@ def _fake(monkeypatch, cards: list[tuple[str, tuple[int, int] | None]], hip: str
 
     monkeypatch.setattr(chain, "_known", {})  # what was found out about the real cards stays out of it
     monkeypatch.setattr(attend, "PREBUILT", Path("no kernels here"))
-    # Else the kernels of the faked card would be compiled here, into a folder that an earlier test may have set.
+    # Else the kernels of the faked card would be compiled here, or have been, in a folder that an earlier test set.
+    monkeypatch.setattr(compile, "compiled", lambda arch: None)
     monkeypatch.setattr(compile, "compiler", lambda: Reason("no_compiler", "There is no compiler here."))
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
