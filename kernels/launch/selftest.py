@@ -68,11 +68,13 @@ _LEVELS = 190
 #: a code to a rounding boundary of ExpCast, nor a probability nearer than 0.2 % of a step to one of E4M3.
 _STEP = 1 / 32
 _PROBABILITY_TOLERANCE = 0.015
-#: Kernels without block means may sum exp2's probabilities as E4M3 rounded them, by a sixteenth of a step on average.
+#: Kernels without block means sum exp2's probabilities as E4M3 rounded them: each is off by a sixteenth at most, and
+#: the 64 of a row average out.
 _ROUNDED_SUM_TOLERANCE = 0.035
 #: How far a kernel's score may be from the exact one, in powers of two. An integer score that an FMA reads as a float
-#: of 12582912 + s is rounded with that offset's ulp: 0.001 in this case, a sixtieth of the smallest E4M3 step. A
-#: probability so near to a rounding boundary may fall on either side (seen on an H200).
+#: 12582912 + s carries that offset times its scale, up to 21,700 here, whose ulp is 0.002, and is rounded twice. The
+#: smallest step of E4M3 is 0.087, so a probability within a seventeenth of a step of a boundary may fall on either
+#: side (seen on an H200).
 _SCORE_SLACK = 0.005
 
 _RANDOM_SHAPE = (2, 3, 200, 391)
