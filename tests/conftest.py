@@ -50,6 +50,17 @@ def pytest_configure(config: pytest.Config) -> None:
         tiny_models.import_comfy(directory)
 
 
+@pytest.fixture(autouse=True)
+def no_folder_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins without a folder for verdicts and compiled kernels; one that a node sets in it goes with it.
+
+    Else a later test with a faked card would find kernels there, or have them compiled for real.
+    """
+    from vc_attention.kernels.launch import verdicts
+
+    monkeypatch.setattr(verdicts, "_folder", None)
+
+
 def comfyui_directory(config: pytest.Config) -> Path | None:
     """The ComfyUI of this run, or None. A directory that was asked for and holds none is a usage error."""
     given = config.getoption("--comfyui")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from vc_attention.kernels import EXACT, FAST, FOUR_BIT, Reason, supports
-from vc_attention.kernels.launch import attend, chain, compile
+from vc_attention.kernels import EXACT, FAST, FOUR_BIT, supports
+from vc_attention.kernels.launch import attend, chain
 
 #: Compute capability: a card's name, and a word that only the right explanation has.
 CARDS = {
@@ -37,9 +37,6 @@ def _fake(monkeypatch, cards: list[tuple[str, tuple[int, int] | None]], hip: str
 
     monkeypatch.setattr(chain, "_known", {})  # what was found out about the real cards stays out of it
     monkeypatch.setattr(attend, "PREBUILT", Path("no kernels here"))
-    # Else the kernels of the faked card would be compiled here, or have been, in a folder that an earlier test set.
-    monkeypatch.setattr(compile, "compiled", lambda arch: None)
-    monkeypatch.setattr(compile, "compiler", lambda: Reason("no_compiler", "There is no compiler here."))
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
