@@ -80,6 +80,8 @@ def _of_dtype(kind, layout, v_image, scores, key_means):
                 Buildable(v_name(kind, gather, means, "v_stats"), partial(prep_v.build_stats, **flags),
                           prep_v.StatsV.SHARED, ROWS, ("v", "order", "means", "amax", *STRIDES))
             )  # fmt: skip
+        if gather and not means and not key_means:
+            continue  # without means of V or K nothing is in an order of its own
         out.append(
             Buildable(v_name(kind, gather, means), partial(prep_v.build, image=v_image, **flags),
                       prep_v.PrepareV.SHARED, ROWS,
