@@ -111,7 +111,7 @@ class AttentionSm100:
             cute.arch.alloc_tmem(tmem.COLUMNS, shared.tmem.data_ptr())
             cute.arch.relinquish_tmem_alloc_permit()
         if thread == 0:
-            initialise(bars)
+            initialise(bars, config)
         cute.arch.mbarrier_init_fence()
         tmem.before_sync()
         cute.arch.sync_threads()
@@ -197,8 +197,9 @@ class AttentionSm100:
                 missing = cutlass.max((j + 1) * lo.BLOCK - lkv, 0)
                 pending = total - Float32(missing) * last
         if const_expr(config.exact_sums):
+            # Not on `alpha_full`, which would go two phases ahead of a correction warp that is late.
             handover[1, tiles & 1] = pending
-            arrive(bars.alpha_full + half)
+            arrive(bars.sums_full + half)
 
 
 def _compile(config, options):

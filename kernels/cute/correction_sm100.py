@@ -149,13 +149,16 @@ def correct(
                 keep(rows, half, j, found[0])
     for half in cutlass.range_constexpr(HALVES):
         if const_expr(config.exact_sums):
-            cute.arch.mbarrier_wait(bars.alpha_full + half, tiles & 1)
+            cute.arch.mbarrier_wait(bars.sums_full + half, 0)
             keep(rows, half, tiles - 1, rows.handover[1, tiles & 1, half])
+        cute.arch.mbarrier_wait(bars.out_full + half, 0)
         if const_expr(config.demean):
+            # Only now is the A operand free: the last tile may have restored the group before.
             collect(rows, half)
             arrive(bars.out_ready + half)
     for half in cutlass.range_constexpr(HALVES):
-        cute.arch.mbarrier_wait(bars.out_full + half, 0)
+        if const_expr(config.demean):
+            cute.arch.mbarrier_wait(bars.out_full + half, 1)
         tmem.after_sync()
         write(config, rows, half, sv, out, lq, heads, head, first_row + half * lo.QUERY_TILE + thread)
 

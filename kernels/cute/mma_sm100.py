@@ -128,11 +128,13 @@ def multiply(config: cutlass.Constexpr, shared: cutlass.Constexpr, bars: cutlass
                     tcgen05.commit(bars.scores_full + half)
                     if const_expr(half == HALVES - 1):
                         tcgen05.commit(bars.k_empty + following)
-    for half in cutlass.range_constexpr(HALVES):
-        if const_expr(config.demean):
+            else:
+                with cute.arch.elect_one():
+                    tcgen05.commit(bars.out_full + half)
+    if const_expr(config.demean):
+        for half in cutlass.range_constexpr(HALVES):
             cute.arch.mbarrier_wait(bars.out_ready + half, tiles & 1)
             tmem.after_sync()
-        with cute.arch.elect_one():
-            if const_expr(config.demean):
+            with cute.arch.elect_one():
                 restore_means(ops, half, (tiles - 1) // lo.MEAN_GROUP)
-            tcgen05.commit(bars.out_full + half)
+                tcgen05.commit(bars.out_full + half)

@@ -67,8 +67,9 @@ def storage(config):
 
 class Barriers:
     """The mbarriers of one CTA. Of a half's: `scores_full` S is there (and P V of the tile before is done),
-    `alpha_full` alpha is handed over, `p_full` P is in tensor memory, `sums_full` the row sums are, `sums_read` they
-    have been read, `out_ready` O is rescaled, `out_full` O is complete.
+    `alpha_full` alpha is handed over, `p_full` P is in tensor memory, `sums_full` the row sums are (exact ones: the last
+    tile's is handed over), `sums_read` they have been read, `out_ready` O is rescaled and r is there, `out_full` O holds
+    all P V^T, then the last means.
     """
 
     def __init__(self, shared):
@@ -80,15 +81,16 @@ class Barriers:
 
 
 @cute.jit
-def initialise(bars: cutlass.Constexpr):
+def initialise(bars: cutlass.Constexpr, config: cutlass.Constexpr):
     """Set the arrival counts; called by one thread, before a CTA-wide barrier. A warpgroup arrives by its warps."""
     cute.arch.mbarrier_init(bars.q_full, 1)
     for i in cutlass.range_constexpr(STAGES):
         for barrier in (bars.k_full, bars.k_empty, bars.v_full, bars.v_empty):
             cute.arch.mbarrier_init(barrier + i, 1)
     for i in cutlass.range_constexpr(HALVES):
-        for barrier in (bars.scores_full, bars.sums_full, bars.out_full):
+        for barrier in (bars.scores_full, bars.out_full):
             cute.arch.mbarrier_init(barrier + i, 1)
+        cute.arch.mbarrier_init(bars.sums_full + i, 4 if const_expr(config.exact_sums) else 1)
         for barrier in (bars.alpha_full, bars.p_full, bars.sums_read, bars.out_ready):
             cute.arch.mbarrier_init(barrier + i, 4)
 
