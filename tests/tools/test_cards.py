@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import small_wheels
-from fake_cards import H200, MACHINES, OTHERS, RTX_4090, RTX_5090, FakeDriver, look
+from fake_cards import B200, B300, H200, MACHINES, OTHERS, RTX_4090, RTX_5090, FakeDriver, look
 from installing import Pack
 from snapshots import check
 from vc_attention.kernels import cards, detect, families
@@ -133,8 +133,8 @@ def test_an_installed_family_runs_on_its_cards_only() -> None:
 
 
 def test_kernels_that_no_such_card_has_run_say_so() -> None:
-    """Ada and RTX Blackwell: what was checked, what was not, and what guards a card, whatever is installed."""
-    for card, arch in ((RTX_5090, "sm_120a"), (RTX_4090, "sm_89")):
+    """Ada and both Blackwells: what was checked, what was not, and what guards a card, whatever is installed."""
+    for card, arch in ((RTX_5090, "sm_120a"), (RTX_4090, "sm_89"), (B200, "sm_100a"), (B300, "sm_103a")):
         for installed in ((), (arch,)):
             verdict = cards.describe(card.name, card.capability, available=(arch,), installed=installed)
             assert verdict.runs == bool(installed)
