@@ -121,9 +121,9 @@ class Guards:
         self.memory.append(memory)
         return memory[self.MARGIN : self.MARGIN + size].view(dtype).view(shape)
 
-    def allocate(self, batch, heads, lq, lkv, plan, device):
+    def allocate(self, batch, heads, lq, lkv, plan, device, kind):
         """In place of `images.allocate`."""
-        shapes = prepare_images.image_shapes(batch, heads, lq, lkv, plan)
+        shapes = prepare_images.image_shapes(batch, heads, lq, lkv, plan, kind)
         tensors = {name: self.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
         return prepare_images.Images(batch, heads, lq, lkv, **tensors)
 
