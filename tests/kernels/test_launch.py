@@ -131,7 +131,7 @@ def test_a_launch_with_a_stream_asks_the_driver_for_nothing_else(folder, monkeyp
     kernel = load(folder, monkeypatch, stub)
     stub.asked.clear()
     assert kernel.launch((1, 1, 1), (None, 1, 1.0), stream=7) is None
-    assert stub.asked == ["cuLaunchKernel"]
+    assert stub.asked == ["cuLaunchKernelEx"]
 
 
 def test_the_library_looks_the_stream_up_with_the_context_current(folder, monkeypatch):
@@ -143,7 +143,7 @@ def test_the_library_looks_the_stream_up_with_the_context_current(folder, monkey
 
 
 def test_driver_errors_are_reasons(folder, monkeypatch):
-    for step, stream in (("cuLaunchKernel", 0), ("cuCtxGetCurrent", None)):
+    for step, stream in (("cuLaunchKernelEx", 0), ("cuCtxGetCurrent", None)):
         stub = StubDriver()
         kernel = load(folder, monkeypatch, stub)
         stub.fail = step
