@@ -246,6 +246,19 @@ _COMPARE = {
 }
 
 
+@opcode(r"setp\.(eq|lt|le|gt|ge)u\.f32")
+def compare_unordered(c, i, m):
+    """True as well when either operand is a NaN."""
+    write, a, b = _operands(c, i, F32)
+    function = _COMPARE[m[1]]
+
+    def execute(warp):
+        x, y = a(warp), b(warp)
+        write(warp, function(x, y) | np.isnan(x) | np.isnan(y))
+
+    return execute
+
+
 @opcode(r"setp\.(eq|ne|lt|le|gt|ge)(?:\.(and|or))?\.(b32|s16|u16|s32|u32|b64|s64|u64)|setp\.(eq|lt|le|gt|ge)\.(f32)")
 def compare(c, i, m):
     """setp; with .and or .or the comparison is combined with a further predicate. setp.ne.f32 is false for NaN, which
