@@ -129,8 +129,6 @@ def _check_end(cluster: Cluster) -> None:
             assert isinstance(barrier, MBarrier)
             if barrier.transactions:
                 raise Fault(f"the kernel ends with bytes outstanding: {barrier.state()}")
-        if cta.tensor_memory is not None and cta.tensor_memory.allocations:
-            raise Fault(f"the block of rank {cta.rank} ends with tensor memory that it has not freed")
         for number in cta.named:
             raise Fault(f"the kernel ends with arrivals at the named barrier {number} that nobody collected")
         for warp in cta.warps:
@@ -143,3 +141,5 @@ def _check_end(cluster: Cluster) -> None:
                     raise Fault(f"{_name(warp)} ends with a tcgen05.{kind} that has not been waited for")
             if warp.copy_group or warp.copy_groups:
                 raise Fault(f"{_name(warp)} ends with a cp.async that has not been waited for")
+        if cta.tensor_memory is not None and cta.tensor_memory.allocations:
+            raise Fault(f"the block of rank {cta.rank} ends with tensor memory that it has not freed")

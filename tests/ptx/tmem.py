@@ -196,10 +196,10 @@ def _own_lanes(warp, address: int, count: int, what: str) -> tuple[slice, slice,
     return slice(own, own + QUARTER), slice(own // QUARTER, own // QUARTER + 1), columns
 
 
-@opcode(r"tcgen05\.ld\.sync\.aligned\.32x32b\.x(1|2|4|8|16|32|64|128)\.b32")
+@opcode(r"tcgen05\.ld\.sync\.aligned\.32x32b\.(x1|x2|x4|x8|x16|x32|x64|x128)\.b32")
 def load(c, i, m):
     """Lane n of the warp gets columns of lane n of its quarter. The registers are filled once they are waited for."""
-    count = int(m[1])
+    count = int(m[1][1:])
     names = vector(i.operands[0])
     slots = c.slots(i, names)
     if len(slots) != count:
@@ -225,10 +225,10 @@ def load(c, i, m):
     return execute
 
 
-@opcode(r"tcgen05\.st\.sync\.aligned\.32x32b\.x(1|2|4|8|16|32|64|128)\.b32")
+@opcode(r"tcgen05\.st\.sync\.aligned\.32x32b\.(x1|x2|x4|x8|x16|x32|x64|x128)\.b32")
 def store(c, i, m):
     """The inverse of tcgen05.ld."""
-    count = int(m[1])
+    count = int(m[1][1:])
     address = c.address(i, i.operands[0], U32)
     reads = [c.read(i, name, U32) for name in vector(i.operands[1])]
     if len(reads) != count:
