@@ -7,10 +7,11 @@ Free of torch and of the compiler. Kinds of images: "wgmma8" (`layouts`), "mma8"
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
-from ..plan import Plan
+from ..plan import PRESETS, Plan
 from . import config, config_mma8, config_nvfp4
 
 
@@ -23,8 +24,21 @@ class _Named(Protocol):
 IMAGES: dict[str, tuple[str, ...]] = {
     "sm_89": ("mma8",),
     "sm_90a": ("wgmma8",),
+    "sm_100a": ("wgmma8",),
+    "sm_103a": ("wgmma8",),
     "sm_120a": ("mma8", "nvfp4"),
     "sm_121a": ("mma8", "nvfp4"),
+}
+#: Architecture -> formats of Q and K that its 8-bit kernels take, the faster first; INT8 alone where none is named.
+#: B300 computes INT8 products at a small part of its FP8 rate; on B200 every INT8 score has to be converted to fp32.
+SCORES: dict[str, tuple[str, ...]] = {"sm_100a": ("fp8", "int8"), "sm_103a": ("fp8",)}
+#: Architectures whose attention kernels add no block means of K to the scores.
+WITHOUT_KEY_MEANS = ("sm_100a", "sm_103a")
+#: Architecture -> preset -> its format of Q and K there, where that is not the preset's own. FP8 scores cost 1.5 times
+#: the error of INT8 (benchmarks/RESULTS.md), so "faithful" has them only where INT8 is no choice.
+_PRESET_SCORES: dict[str, dict[str, str]] = {
+    "sm_100a": {"fast": "fp8"},
+    "sm_103a": {"fast": "fp8", "faithful": "fp8"},
 }
 _CONFIG_OF: dict[str, Callable[[Plan, str], _Named | None]] = {
     "wgmma8": config.config_of,
@@ -33,11 +47,27 @@ _CONFIG_OF: dict[str, Callable[[Plan, str], _Named | None]] = {
 }
 
 
+def scores_of(arch: str) -> tuple[str, ...]:
+    """Formats of Q and K that the 8-bit kernels of `arch` take."""
+    return SCORES.get(arch, ("int8",))
+
+
+def preset(arch: str | None, name: str) -> Plan:
+    """What the preset `name` (of `plan.PRESETS`) computes on cards of `arch`, or where there are no kernels (None).
+
+    A plan is exact about its formats, a preset is what a creator chose: "fast" has FP8 scores where those are faster.
+    """
+    plan = PRESETS[name]
+    scores = _PRESET_SCORES.get(arch or "", {}).get(name)
+    return plan if scores is None else replace(plan, scores=scores)
+
+
 def images_of(arch: str, plan: Plan) -> str | None:
     """The kind of images that kernels of `arch` read for the formats of `plan`; None if they have none."""
-    formats = (plan.scores, plan.values)
-    four_bit = formats == ("nvfp4", "nvfp4") and plan.probability == "exp2"
-    eight_bit = formats == ("int8", "fp8") and plan.score_groups == "per_warp"
+    four_bit = (plan.scores, plan.values, plan.probability) == ("nvfp4", "nvfp4", "exp2")
+    eight_bit = plan.scores in scores_of(arch) and plan.values == "fp8" and plan.score_groups == "per_warp"
+    if plan.key_means and arch in WITHOUT_KEY_MEANS:
+        return None
     for images in IMAGES.get(arch, ()):
         if four_bit if images == "nvfp4" else eight_bit:
             return images
