@@ -29,10 +29,10 @@ from .config_sm100 import configs
 from .correction_sm100 import correct
 from .mma_sm100 import SCORES_AT, multiply
 from .pipeline_sm100 import HALVES, HANDOVER, THREADS, Barriers, arrive, clear, initialise, load, storage
-from .softmax_sm100 import load_scores, new_maximum, probabilities, score_unit
+from .softmax_sm100 import load_scores, make_probabilities, new_maximum, score_unit
 
-#: Registers of a thread of a softmax, the correction and the MMA warpgroup: 128 (2 * 184 + 96 + 48) = 65536.
-_SOFTMAX_REGISTERS, _CORRECTION_REGISTERS, _OTHER_REGISTERS = 184, 96, 48
+#: Registers of a thread of a softmax, the correction and the MMA warpgroup: 128 (2 * 168 + 128 + 48) = 65536.
+_SOFTMAX_REGISTERS, _CORRECTION_REGISTERS, _OTHER_REGISTERS = 168, 128, 48
 
 #: Kernel parameters in order, with their element types; the pointers first.
 POINTERS = (
@@ -187,8 +187,7 @@ class AttentionSm100:
                 handover[1, parity] = pending
             tmem.before_sync()
             arrive(bars.alpha_full + half)
-            words, total, last = probabilities(config, scores, a, new)
-            tmem.store(scores_at, words)
+            total, last = make_probabilities(config, scores_at, scores, a, new)
             tmem.wait_store()
             tmem.before_sync()
             arrive(bars.p_full + half)

@@ -18,8 +18,9 @@ from .mma_sm100 import OUT_AT, SCORES_AT, SUMS_AT
 from .pipeline_sm100 import HALVES, HANDOVER, arrive
 from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
 
-#: Columns of O that a thread has in registers at a time.
-_CHUNK = 32
+#: Columns of O that a thread writes out at a time, and that it rescales at a time; loads of the latter that are ahead of
+#: the multiplications, a few registers for most of their latency.
+_CHUNK, _RESCALED, _AHEAD = 32, 16, 2
 
 
 class Rows:
@@ -51,12 +52,15 @@ class Rows:
 
 def rescale(rows, half, alpha):
     """O, l and the pending r times alpha."""
-    for i in range(0, lo.HEAD_DIM, _CHUNK):
-        values = tmem.load(rows.out[half] + i, _CHUNK)
+    chunks = range(0, lo.HEAD_DIM, _RESCALED)
+    values = {i: tmem.load(rows.out[half] + i, _RESCALED) for i in chunks[:_AHEAD]}
+    for i in chunks:
         tmem.wait_load()
-        scaled = []
-        for c in range(0, _CHUNK, 2):
-            scaled += cute.arch.mul_packed_f32x2((values[c], values[c + 1]), (alpha, alpha))
+        later = i + _AHEAD * _RESCALED
+        if later in chunks:
+            values[later] = tmem.load(rows.out[half] + later, _RESCALED)
+        pairs = [(values[i][c], values[i][c + 1]) for c in range(0, _RESCALED, 2)]
+        scaled = [x for pair in pairs for x in cute.arch.mul_packed_f32x2(pair, (alpha, alpha))]
         tmem.store(rows.out[half] + i, scaled)
     tmem.wait_store()
     rows.total[half] = rows.total[half] * alpha

@@ -66,10 +66,12 @@ def storage(config):
 
 
 class Barriers:
-    """The mbarriers of one CTA. Of a half's: `scores_full` S is there (and P V of the tile before is done),
-    `alpha_full` alpha is handed over, `p_full` P is in tensor memory, `sums_full` the row sums are (exact ones: the last
-    tile's is handed over), `sums_read` they have been read, `out_ready` O is rescaled and r is there, `out_full` O holds
-    all P V^T, then the last means.
+    """The mbarriers of one CTA: a tile is full when its bytes have arrived, empty when its MMAs are over.
+
+    Of each half: `scores_full` S is there, and P V of the tile before is over; `alpha_full` alpha is handed over;
+    `p_full` P is in tensor memory; `sums_full` the row sums are (with exact sums: the last one is handed over);
+    `sums_read` they have been read; `out_ready` O is rescaled, and r is there; `out_full` O holds all of P V^T, then
+    the last means as well.
     """
 
     def __init__(self, shared):

@@ -16,8 +16,9 @@ _EXPCAST_OFFSET = CODES_PER_BINADE * (TOP_LOG2 + 7.0) + BETA
 #: What a row maximum m is moved by, relative to itself: more than the roundings of m and of y together, so that the
 #: maximum never rounds up to code 127, which is NaN, however large the scores are.
 _GUARD = 2.0**-22
-#: Columns of one load from tensor memory.
-_LOAD = 32
+#: Columns of one load from tensor memory, and of one store: the first scores are worked on while the others come, the
+#: first P leave while the others are made.
+_LOAD, _STORE = 32, 8
 
 
 def maximum_of(values):
@@ -60,11 +61,11 @@ def new_maximum(scores, scale, old):
     return cute.arch.fmax(old, maximum_of(scores) * scale)
 
 
-def probabilities(config, scores, scale, maximum):
-    """P of one row as 32 words in the order of V^T's slots, its sum before rounding, and the last P.
+def make_probabilities(config, address, scores, scale, maximum):
+    """P of one row into the 32 columns from `address`, in the order of V^T's slots.
 
-    scale, maximum: codes (ExpCast) or log2 units (exp2) of a score, and of the row maximum. The sum and the last P are
-    None where the ones rows of V^T give the sums.
+    Returns its sum before rounding and its last P, both None where the ones rows of V^T give the sums. scale, maximum:
+    codes (ExpCast) or log2 units (exp2) of a score, and of the row maximum.
     """
     expcast = config.probability == "expcast_wide"
     offset = (_EXPCAST_OFFSET if expcast else TOP_LOG2) - maximum
@@ -85,11 +86,14 @@ def probabilities(config, scores, scale, maximum):
         for c in range(4):
             quad = [*pairs[c], *pairs[c + 4]]
             words.append(pack_u8(quad) if expcast else pack_e4m3(quad))
+        if len(words) == _STORE:
+            tmem.store(address + (i // 4 + 4 - _STORE), words)
+            words = []
     total = None
     if config.exact_sums:
         low, high = cute.arch.add_packed_f32x2(*sums)
         total = low + high
-    return words, total, last
+    return total, last
 
 
 def score_unit(config):
