@@ -14,6 +14,7 @@ from ptx.tensor_snippets import (
     SHARED,
     descriptor,
     execute,
+    idesc,
     issue,
     mma,
     read,
@@ -21,7 +22,6 @@ from ptx.tensor_snippets import (
     store,
     wait,
 )
-from ptx.test_tcgen05 import idesc
 
 G = np.random.default_rng(11)
 SCHEDULES = ("orderly", "eager", "random")
