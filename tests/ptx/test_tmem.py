@@ -108,6 +108,13 @@ def test_attention(schedule, seed):
     assert np.array_equal(execute(ATTENTION, image, COLUMNS, schedule=schedule, seed=seed).view(np.float32), expected)
 
 
+def test_two_blocks_of_a_cluster():
+    """Each has tensor memory of its own, and both come to the same."""
+    image, expected = operands()
+    found = execute(ATTENTION, image, COLUMNS, schedule="random", cluster=2, grid=(4,))
+    assert np.array_equal(found.view(np.float32), expected)
+
+
 AFTER, BEFORE = "tcgen05.fence::after_thread_sync;", "tcgen05.fence::before_thread_sync;"
 #: name -> (what of ATTENTION is replaced, by what, which of its places, the message)
 HAZARDS = {
