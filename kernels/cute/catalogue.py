@@ -12,7 +12,7 @@ from functools import partial
 
 from .buildable import Buildable
 from .config_mma8 import LOADER_OF
-from .selection import WITHOUT_KEY_MEANS, scores_of
+from .selection import key_means, scores_of
 
 
 def _sm_90a() -> list[Buildable]:
@@ -23,9 +23,9 @@ def _sm_90a() -> list[Buildable]:
 
 def _datacenter_blackwell(arch: str) -> list[Buildable]:
     """Attention by tcgen05 on the images of sm_90a, with preparation and grouping."""
-    from . import preparation
+    from . import attention_sm100, preparation
 
-    return preparation.buildables("wgmma8", scores_of(arch), key_means=arch not in WITHOUT_KEY_MEANS)
+    return [*attention_sm100.buildables(arch), *preparation.buildables("wgmma8", scores_of(arch), key_means(arch))]
 
 
 def _mma8(arch: str) -> list[Buildable]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from ..plan import PRESETS, Plan
-from . import config, config_mma8, config_nvfp4
+from . import config, config_mma8, config_nvfp4, config_sm100
 
 
 class _Named(Protocol):
@@ -29,11 +29,8 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "sm_120a": ("mma8", "nvfp4"),
     "sm_121a": ("mma8", "nvfp4"),
 }
-#: Architecture -> formats of Q and K that its 8-bit kernels take, the faster first; INT8 alone where none is named.
-#: B300 computes INT8 products at a small part of its FP8 rate; on B200 every INT8 score has to be converted to fp32.
-SCORES: dict[str, tuple[str, ...]] = {"sm_100a": ("fp8", "int8"), "sm_103a": ("fp8",)}
-#: Architectures whose attention kernels add no block means of K to the scores.
-WITHOUT_KEY_MEANS = ("sm_100a", "sm_103a")
+#: Architectures with tcgen05, whose attention kernels are `config_sm100`'s: two query tiles a block, no key means.
+TCGEN05 = tuple(config_sm100.SCORES_OF)
 #: Architecture -> preset -> its format of Q and K there, where that is not the preset's own. FP8 scores cost 1.5 times
 #: the error of INT8 (benchmarks/RESULTS.md), so "faithful" has them only where INT8 is no choice.
 _PRESET_SCORES: dict[str, dict[str, str]] = {
@@ -42,14 +39,25 @@ _PRESET_SCORES: dict[str, dict[str, str]] = {
 }
 _CONFIG_OF: dict[str, Callable[[Plan, str], _Named | None]] = {
     "wgmma8": config.config_of,
+    "tcgen05": config_sm100.config_of,
     "mma8": config_mma8.config_of,
     "nvfp4": config_nvfp4.config_of,
 }
 
 
 def scores_of(arch: str) -> tuple[str, ...]:
-    """Formats of Q and K that the 8-bit kernels of `arch` take."""
-    return SCORES.get(arch, ("int8",))
+    """Formats of Q and K that the 8-bit kernels of `arch` take, the faster first."""
+    return config_sm100.SCORES_OF.get(arch, ("int8",))
+
+
+def key_means(arch: str) -> bool:
+    """Whether attention kernels of `arch` add block means of K to the scores."""
+    return arch not in TCGEN05
+
+
+def query_tiles_of_block(arch: str) -> int:
+    """Query tiles (of 128 rows) that one block of an attention kernel of `arch` computes."""
+    return 2 if arch in TCGEN05 else 1
 
 
 def preset(arch: str | None, name: str) -> Plan:
@@ -66,7 +74,7 @@ def images_of(arch: str, plan: Plan) -> str | None:
     """The kind of images that kernels of `arch` read for the formats of `plan`; None if they have none."""
     four_bit = (plan.scores, plan.values, plan.probability) == ("nvfp4", "nvfp4", "exp2")
     eight_bit = plan.scores in scores_of(arch) and plan.values == "fp8" and plan.score_groups == "per_warp"
-    if plan.key_means and arch in WITHOUT_KEY_MEANS:
+    if plan.key_means and not key_means(arch):
         return None
     for images in IMAGES.get(arch, ()):
         if four_bit if images == "nvfp4" else eight_bit:
@@ -79,5 +87,7 @@ def kernel_of(arch: str, plan: Plan, output: str) -> str:
     """Manifest name of the kernel of `arch` that computes `plan` with outputs of type `output` ("bf16" or "fp16");
     empty if none does."""
     images = images_of(arch, plan)
-    found = None if images is None else _CONFIG_OF[images](plan, output)
+    if images is None:
+        return ""
+    found = _CONFIG_OF["tcgen05" if arch in TCGEN05 else images](plan, output)
     return found.name if found else ""

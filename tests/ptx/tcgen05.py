@@ -173,7 +173,9 @@ def multiply(c, i, m):
             left = _decode(memory.words[:, source], shape.a)
         else:
             left = _from_shared(warp, int(a(warp)[lane]), LANES, shape.a)
-        product = left @ _from_shared(warp, int(b(warp)[lane]), shape.columns, shape.b).T
+        right = _from_shared(warp, int(b(warp)[lane]), shape.columns, shape.b)
+        # By quarters: OpenBLAS would start threads for the whole, which cost a hundred times as much on a busy machine.
+        product = (left.reshape(LANES // QUARTER, QUARTER, -1) @ right.T).reshape(LANES, -1)
         addend = np.zeros(product.shape, shape.accumulator)
         if enable(warp)[lane]:
             memory.check_read(agent, time, clock, _ALL, target)

@@ -92,6 +92,24 @@ def execute(body: str, image: np.ndarray, columns: int, a: np.ndarray | None = N
     return out
 
 
+#: Fields of an instruction descriptor: name -> (first bit, bits), from table 42 of PTX ISA 9.0.
+FIELDS = {
+    "sparsity selector": (0, 2), "sparsity": (2, 1), "saturate": (3, 1), "D": (4, 2), "reserved 6": (6, 1),
+    "A": (7, 3), "B": (10, 3), "negate A": (13, 1), "negate B": (14, 1), "transpose A": (15, 1), "transpose B": (16, 1),
+    "N": (17, 6), "reserved 23": (23, 1), "M": (24, 5), "reserved 29": (29, 1), "shift": (30, 2),
+}  # fmt: skip
+#: Kind and element -> codes of the types of D and of both operands, from the same table.
+CODES = {("f8f6f4", "e4m3"): (1, 0), ("f16", "f16"): (1, 0), ("f16", "bf16"): (1, 1), ("i8", "s8"): (2, 1)}
+
+
+def idesc(kind: str, element: str, columns: int, **changes: int) -> int:
+    """Instruction descriptor of an MMA of 128 rows, with `changes` of fields."""
+    d, code = CODES[kind, element]
+    fields = {"D": d, "A": code, "B": code, "N": columns // 8, "M": 8, **changes}
+    assert all(value < 1 << FIELDS[name][1] for name, value in fields.items())
+    return sum(value << FIELDS[name][0] for name, value in fields.items())
+
+
 #: Bytes of a swizzled row -> the shared memory descriptor but for its offsets and start.
 _SWIZZLES = {128: 2 << 61, 64: 4 << 61, 32: 6 << 61, 16: 0}
 

@@ -10,26 +10,9 @@ from ptx.cute_layouts import parse_layout, place
 from ptx.machine import Fault
 from ptx.parser import PtxError
 from ptx.snippets import run
-from ptx.tensor_snippets import FREE, SETUP, descriptor, execute, issue, mma, read, store, wait
+from ptx.tensor_snippets import CODES, FREE, SETUP, descriptor, execute, idesc, issue, mma, read, store, wait
 
 G = np.random.default_rng(7)
-
-#: Fields of an instruction descriptor: name -> (first bit, bits), from table 42 of PTX ISA 9.0.
-FIELDS = {
-    "sparsity selector": (0, 2), "sparsity": (2, 1), "saturate": (3, 1), "D": (4, 2), "reserved 6": (6, 1),
-    "A": (7, 3), "B": (10, 3), "negate A": (13, 1), "negate B": (14, 1), "transpose A": (15, 1), "transpose B": (16, 1),
-    "N": (17, 6), "reserved 23": (23, 1), "M": (24, 5), "reserved 29": (29, 1), "shift": (30, 2),
-}  # fmt: skip
-#: Kind and element -> codes of the types of D and of both operands, from the same table.
-CODES = {("f8f6f4", "e4m3"): (1, 0), ("f16", "f16"): (1, 0), ("f16", "bf16"): (1, 1), ("i8", "s8"): (2, 1)}
-
-
-def idesc(kind: str, element: str, columns: int, **changes: int) -> int:
-    d, code = CODES[kind, element]
-    fields = {"D": d, "A": code, "B": code, "N": columns // 8, "M": 8, **changes}
-    assert all(value < 1 << FIELDS[name][1] for name, value in fields.items())
-    return sum(value << FIELDS[name][0] for name, value in fields.items())
-
 
 #: What CuTe DSL 4.8.1 puts into its PTX for MmaI8Op, MmaF8F6F4Op and MmaF16BF16Op of shapes (128, N, 256 bits).
 CUTE_INSTRUCTIONS = {

@@ -14,6 +14,7 @@ from ptx.tensor_snippets import (
     SHARED,
     descriptor,
     execute,
+    idesc,
     issue,
     mma,
     read,
@@ -21,7 +22,6 @@ from ptx.tensor_snippets import (
     store,
     wait,
 )
-from ptx.test_tcgen05 import idesc
 
 G = np.random.default_rng(11)
 SCHEDULES = ("orderly", "eager", "random")
@@ -106,6 +106,13 @@ def operands() -> tuple[np.ndarray, np.ndarray]:
 def test_attention(schedule, seed):
     image, expected = operands()
     assert np.array_equal(execute(ATTENTION, image, COLUMNS, schedule=schedule, seed=seed).view(np.float32), expected)
+
+
+def test_two_blocks_of_a_cluster():
+    """Each has tensor memory of its own, and both come to the same."""
+    image, expected = operands()
+    found = execute(ATTENTION, image, COLUMNS, schedule="random", cluster=2, grid=(4,))
+    assert np.array_equal(found.view(np.float32), expected)
 
 
 AFTER, BEFORE = "tcgen05.fence::after_thread_sync;", "tcgen05.fence::before_thread_sync;"
