@@ -21,26 +21,41 @@ def move(c, i, m):
     """mov, also between a register and a vector of its parts."""
     kind = TYPES[m[1]]
     target, source = i.operands
+    copied = c.copies(i, vector(target), vector(source))
     if target.startswith("{"):
         parts = [c.write(i, name) for name in vector(target)]
         part = UNSIGNED[kind.itemsize // len(parts)]
-        read = c.read(i, source, kind)
+        read = c.read(i, source, kind, unfilled=True)
 
         def unpack(warp):
             values = read(warp).view(part)
             for n, write in enumerate(parts):
                 write(warp, values[n :: len(parts)].copy())
+            if warp.loading:
+                copied(warp)
 
         return unpack
     write = c.write(i, target)
     if source.startswith("{"):
         names = vector(source)
         part = UNSIGNED[kind.itemsize // len(names)]
-        reads = [c.read(i, name, part) for name in names]
+        reads = [c.read(i, name, part, unfilled=True) for name in names]
         whole = UNSIGNED[kind.itemsize]
-        return lambda warp: write(warp, np.stack([read(warp) for read in reads], 1).view(whole).reshape(32))
-    read = c.read(i, source, kind, as_is=True)
-    return lambda warp: write(warp, read(warp))
+
+        def pack(warp):
+            write(warp, np.stack([read(warp) for read in reads], 1).view(whole).reshape(32))
+            if warp.loading:
+                copied(warp)
+
+        return pack
+    read = c.read(i, source, kind, as_is=True, unfilled=True)
+
+    def copy(warp):
+        write(warp, read(warp))
+        if warp.loading:
+            copied(warp)
+
+    return copy
 
 
 @opcode(r"(add|sub|mul)(?:\.rn)?(\.ftz)?\.f32")
@@ -71,8 +86,12 @@ def divide(c, i, m):
 
 @opcode(r"(max|min)\.f32")
 def float_extreme(c, i, m):
-    write, a, b = _operands(c, i, F32)
+    """Of two values, or of three, which sm_100 has."""
+    write, a, b, *third = _operands(c, i, F32, len(i.operands) - 1)
     function = fm.maximum if m[1] == "max" else fm.minimum
+    if third:
+        (d,) = third
+        return lambda warp: write(warp, function(function(a(warp), b(warp)), d(warp)))
     return lambda warp: write(warp, function(a(warp), b(warp)))
 
 
@@ -225,6 +244,19 @@ _COMPARE = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
+
+
+@opcode(r"setp\.(eq|lt|le|gt|ge)u\.f32")
+def compare_unordered(c, i, m):
+    """True as well when either operand is a NaN."""
+    write, a, b = _operands(c, i, F32)
+    function = _COMPARE[m[1]]
+
+    def execute(warp):
+        x, y = a(warp), b(warp)
+        write(warp, function(x, y) | np.isnan(x) | np.isnan(y))
+
+    return execute
 
 
 @opcode(r"setp\.(eq|ne|lt|le|gt|ge)(?:\.(and|or))?\.(b32|s16|u16|s32|u32|b64|s64|u64)|setp\.(eq|lt|le|gt|ge)\.(f32)")

@@ -67,6 +67,19 @@ def ballot(c, i, m):
     return execute
 
 
+@opcode(r"vote\.sync\.(any|all)\.pred")
+def vote(c, i, m):
+    """Whether the predicate holds in any lane, or in all of them."""
+    write, predicate = c.write(i, i.operands[0]), c.read(i, i.operands[1], B1)
+    members, function = _members(c, i, i.operands[2]), np.any if m[1] == "any" else np.all
+
+    def execute(warp):
+        members(warp)
+        write(warp, np.full(32, function(predicate(warp))))
+
+    return execute
+
+
 @opcode(r"match\.any\.sync\.b32")
 def match_any(c, i, m):
     """The lanes that hold the same value as this one, as a mask."""

@@ -93,10 +93,17 @@ class Compiler:
         self.constants: set[int] = set()
 
     def read(
-        self, instruction: Instruction, name: str, dtype: np.dtype, widen: bool = False, as_is: bool = False
+        self,
+        instruction: Instruction,
+        name: str,
+        dtype: np.dtype,
+        widen: bool = False,
+        as_is: bool = False,
+        unfilled: bool = False,
     ) -> Read:
         """Closure for a source operand seen as `dtype`. widen: the register may be wider, its low bytes count.
-        as_is: the register's own array, whatever its type, so that a copy can be told from a new value.
+        as_is: the register's own array, whatever its type, so that a copy can be told from a new value. unfilled: it
+        may be what a tcgen05.ld has not filled yet (see `copies`).
         """
         found = self.kernel.slot(instruction.scope, name)
         if found is not None:
@@ -104,7 +111,7 @@ class Compiler:
             size = TYPES[kind].itemsize
             if (kind == "pred") != (dtype == B1) or (size != dtype.itemsize and not (widen and size > dtype.itemsize)):
                 raise PtxError(f"the operand {name} is of type {kind}, which does not fit {dtype}")
-            return _read_register(slot, name, dtype, size, as_is)
+            return _read_register(slot, name, dtype, size, as_is, unfilled)
         if name.startswith("%"):
             return self._read_special(name, dtype)
         value = self.constant(name)
@@ -165,6 +172,23 @@ class Compiler:
         slot, kind = found
         return _write_register(slot, name, TYPES[kind], extend)
 
+    def copies(self, instruction: Instruction, targets: list[str], sources: list[str]) -> Callable[[Warp], None]:
+        """To be called after a move, while `warp.loading` holds anything: copies of unfilled registers are unfilled.
+
+        NVVM moves registers between a tcgen05.ld and its wait; ptxas knows what depends on what, and is relied on.
+        """
+        to, of = (
+            [found[0] for name in names if (found := self.kernel.slot(instruction.scope, name)) is not None]
+            for names in (targets, sources)
+        )
+
+        def note(warp):
+            if any(slot in warp.loading for slot in of):
+                for slot in to:
+                    warp.loading.setdefault(slot, False)
+
+        return note
+
     def slots(self, instruction: Instruction, names: list[str]) -> list[int]:
         """Register slots of 32-bit operands, for instructions that handle registers themselves."""
         found = []
@@ -198,7 +222,7 @@ def vector(text: str) -> list[str]:
     return [name.strip() for name in text[1:-1].split(",")] if text.startswith("{") else [text]
 
 
-def _read_register(slot: int, name: str, dtype: np.dtype, size: int, as_is: bool) -> Read:
+def _read_register(slot: int, name: str, dtype: np.dtype, size: int, as_is: bool, unfilled: bool) -> Read:
     ratio = size // dtype.itemsize if dtype != B1 else 1
 
     def read(warp):
@@ -207,6 +231,8 @@ def _read_register(slot: int, name: str, dtype: np.dtype, size: int, as_is: bool
             raise Fault(f"read of the register {name}, which nobody has written")
         if warp.watched:
             _check_read(warp, slot, name)
+            if slot in warp.loading and not unfilled:
+                raise Fault(f"read of the register {name}, which a tcgen05.ld fills: wait::ld is missing")
         if value.dtype is dtype or as_is:
             return value
         value = value.view(dtype)
@@ -233,6 +259,8 @@ def _write_register(slot: int, name: str, dtype: np.dtype, extend: str | None) -
         if warp.watched:
             if slot in warp.accumulators or slot in warp.fragments:
                 raise Fault(f"write to the register {name}, an operand of a wgmma that has not been waited for")
+            if warp.loading.pop(slot, False):
+                raise Fault(f"write to the register {name}, which a tcgen05.ld has not filled yet")
             if warp.mask is None and warp.partial.pop(slot, None) is not None:
                 warp.watch()
         if values.dtype.itemsize != size:

@@ -8,7 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import access, arithmetic, barriers, convert, copies, lanes, mma, wgmma  # noqa: F401 - they fill the table
+from . import (  # noqa: F401 - they fill the table
+    access,
+    arithmetic,
+    barriers,
+    convert,
+    copies,
+    lanes,
+    mma,
+    packed,
+    tcgen05,
+    tmem,
+    wgmma,
+)
 from .contraction import contract
 from .machine import SHARED_BASE, Cluster, Cta, Launch, Options, Warp
 from .memory import Buffer, GlobalMemory, SharedMemory

@@ -114,6 +114,10 @@ def _deadlock(warps: list[Warp], kernel: Kernel) -> str:
 
 
 def _check_end(cluster: Cluster) -> None:
+    # Nobody waits for some commits, as a later one of the same MMAs' thread is enough.
+    for signal in [copy for copy in cluster.pending if copy.is_commit]:
+        cluster.pending.remove(signal)
+        signal.deliver()
     if cluster.pending:
         copy = cluster.pending[0]
         raise Fault(f"the kernel ends with {len(cluster.pending)} copies in flight, the first of {copy.text}")
@@ -130,5 +134,12 @@ def _check_end(cluster: Cluster) -> None:
         for warp in cta.warps:
             if warp.accumulators:
                 raise Fault(f"{_name(warp)} ends with a wgmma that has not been waited for")
+            if warp.last_mma > left[warp.tensor_agent("mma")]:
+                raise Fault(f"{_name(warp)} ends with a tcgen05.mma that nobody has waited for")
+            for kind, open_wait in warp.open_waits.items():
+                if open_wait:
+                    raise Fault(f"{_name(warp)} ends with a tcgen05.{kind} that has not been waited for")
             if warp.copy_group or warp.copy_groups:
                 raise Fault(f"{_name(warp)} ends with a cp.async that has not been waited for")
+        if cta.tensor_memory is not None and cta.tensor_memory.allocations:
+            raise Fault(f"the block of rank {cta.rank} ends with tensor memory that it has not freed")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ptx import formats as fm
 from ptx import wgmma
-from ptx.cute_layouts import offset, parse_layout, parse_swizzle, positions
+from ptx.cute_layouts import place, positions
 from ptx.parser import PtxError
 from ptx.snippets import run
 
@@ -21,24 +21,6 @@ add.s32 %r504, %r500, %r502; st.shared.b32 [%r504], %r503; add.s32 %r501, %r501,
 @%p0 bra FILL; fence.proxy.async.shared::cta; bar.sync 0;
 """
 ORDER = "wgmma.fence.sync.aligned; {mma} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; {after}"
-
-
-def image_offset(layout: str, row: int, byte: int, rows: int) -> int:
-    """Byte of (row, byte) in shared memory: CuTe's atom, stacked along rows first, then along K."""
-    shape, stride = parse_layout(layout)
-    height, width = shape
-    bits, base, shift = parse_swizzle(layout)
-    at = offset(shape, stride, row % height + height * (byte % width))
-    at += (row // height + byte // width * (rows // height)) * height * width
-    return at ^ ((at >> shift) & ((1 << bits) - 1) << base)
-
-
-def place(image: np.ndarray, layout: str, matrix: np.ndarray, start: int) -> None:
-    """Write a matrix of bytes [rows, K] to an image."""
-    rows = len(matrix)
-    for row in range(rows):
-        for byte in range(matrix.shape[1]):
-            image[start + image_offset(layout, row, byte, rows)] = matrix[row, byte]
 
 
 KINDS = {"K_SW128": (1, 128), "K_SW64": (2, 64), "K_SW32": (3, 32), "K_INTER": (0, 16)}

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from . import k_major
 from .formats import B1, F32, S32, U64
 from .machine import Fault
 from .mma import ELEMENTS, a_matrix, accumulate, c_matrix, c_registers, require_same
 from .operands import opcode, vector
 from .parser import PtxError
 
-#: Swizzle field of a descriptor -> (row length in bytes, address bits that are XORed into bits 4 ...).
-_SWIZZLES = {1: (128, 7), 2: (64, 3), 3: (32, 1)}
+#: Swizzle field of a descriptor -> bytes of a swizzled row.
+_WIDTHS = {0: 0, 1: 128, 2: 64, 3: 32}
 
 _SHAPES = r"m64n(\d+)k(\d+)"
 _INTEGER = rf"wgmma\.mma_async\.sync\.aligned\.{_SHAPES}(\.satfinite)?\.s32\.(s8)\.s8"
@@ -32,13 +33,7 @@ def operand_addresses(descriptor: int, rows: int) -> np.ndarray:
     start, leading, stride = ((descriptor >> bit & 0x3FFF) << 4 for bit in (0, 16, 32))
     if descriptor >> 49 & 7:
         raise Fault("a base offset in a wgmma descriptor is not modelled")
-    row, byte = np.arange(rows)[:, None], np.arange(32)[None, :]
-    swizzle = descriptor >> 62 & 3
-    if swizzle == 0:
-        return start + row // 8 * stride + row % 8 * 16 + byte // 16 * leading + byte % 16
-    length, bits = _SWIZZLES[swizzle]
-    plain = start + row // 8 * stride + row % 8 * length + byte
-    return plain ^ ((plain >> 7 & bits) << 4)
+    return k_major.addresses(start, leading, stride, _WIDTHS[descriptor >> 62 & 3], rows)
 
 
 def _fetch(warp, descriptor: int, rows: int, first: int, count: int, element: str) -> np.ndarray:
