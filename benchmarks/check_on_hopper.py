@@ -44,6 +44,7 @@ def checks(folder: Path, out: Path, minutes: float) -> list[Check]:
     first = ("benchmarks/first_call.py", "--wheel", wheels[0] if wheels else "", *json("first_call"))
     nvfp4 = ("benchmarks/nvfp4_on_sm90.py", str(folder / NVFP4), "--save", str(out / "nvfp4.pt"), *json("nvfp4"))
     guard = ("benchmarks/guard_cost.py", *kernels, "--shapes", "wan720,wan480", *json("guard_cost"))
+    others = ("benchmarks/sanitize_sm90.py", "--kernels", str(folder / RTX), "--as", "sm_120a")
     return [
         Check("first_call", first, 60),
         Check("tests", (*tests, "-p", "no:cacheprovider", "--cubins", shipped), 300),
@@ -54,6 +55,7 @@ def checks(folder: Path, out: Path, minutes: float) -> list[Check]:
         Check("agreement", ("tests/ptx/agreement.py", "--kernels", f"{shipped}/sm_90a", *json("agreement")), 300),
         Check("guard_cost", guard, 60),
         Check("sanitize", ("benchmarks/sanitize_sm90.py", *kernels, "--timeout", "60", *json("sanitize")), 300),
+        Check("sanitize_rtx", (*others, "--timeout", "70", *json("sanitize_rtx")), 300),
     ]
 
 

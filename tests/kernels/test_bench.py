@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from vc_attention.benchmarks.bench import command, measure, ours, peers, report, shapes
 from vc_attention.benchmarks.bench.results import CUDNN, FLASH_2, FLASH_4, Run, from_json
 from vc_attention.benchmarks.bench.shapes import tensors
-from vc_attention.kernels import FAST, Reason, UnsupportedError, timing
+from vc_attention.kernels import FAST, Ok, Reason, UnsupportedError, timing
+from vc_attention.kernels.families import arch_of
+from vc_attention.kernels.launch import attend
 from vc_attention.kernels.timing import LEAST, MOST, Series, take_turns
 
 
@@ -235,6 +238,9 @@ def test_a_folder_without_kernels_of_this_card_says_why(tmp_path, monkeypatch: p
     for folder in (other, tmp_path):
         why = ours.use(folder)
         assert why.startswith(f"{folder} holds no kernels for RTX 5090") and "sm_120a" in why
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 3))
+    assert "sm_103a" in ours.use(other)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (12, 0))
     mine = tmp_path / "sm_120a"
     mine.mkdir()
     (mine / "manifest.json").write_text("{}")
@@ -311,6 +317,24 @@ def test_kernels_that_refuse_cost_only_our_rows(card: pytest.MonkeyPatch) -> Non
     shape = measure.measure(Run("", [], {}, {}, {}), ("small", 200, 2), 0.01, 2)
     assert shape.failed["every row of ours"] == "UnsupportedError: The installed kernels have no q_bf16."
     assert "comfy-kitchen INT8" in {row.name for row in shape.rows}
+
+
+@pytest.mark.parametrize(("capability", "fast"), [((9, 0), "int8"), ((10, 0), "fp8"), ((10, 3), "fp8")])
+def test_the_rows_are_the_presets_of_the_card(capability, fast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Key means have a row where there are kernels for them."""
+    arch = arch_of(capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+
+    def supports(device, plan, dtype):
+        refusal = attend.supports(plan, dtype, 128, 1, arch)
+        return Ok("cubin") if refusal is None else refusal
+
+    monkeypatch.setattr(ours.kernels, "supports", supports)
+    found = ours.plans(torch.device("cuda", 0), torch.bfloat16)
+    assert list(found) == ["fast", *(["fast + key means"] if arch == "sm_90a" else []), "faithful"]
+    assert found["fast"] == replace(FAST, scores=fast)
+    assert all(attend.kernel_name(plan, torch.bfloat16, arch) for plan in found.values())
 
 
 @pytest.mark.gpu

@@ -160,17 +160,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare interpreted kernels with a GPU, bit by bit.")
     parser.add_argument("--kernels", type=Path, required=True, help="folder of kernels/build.py --ptx")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--save", type=Path, help="also write the GPU's attention outputs to this file (torch.save)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = []
+    attend, prepare = on_gpu(arguments.kernels)
+    outputs: list[Tensor] = []
+
+    def kept(images, plan, dtype):
+        outputs.append(attend(images, plan, dtype))
+        return outputs[-1]
+
     print("| output | B x H x Lq x Lkv | elements | equal | steps apart | relative L2 |\n|---|---|---|---|---|---|")
-    for row in rows(arguments.kernels, *on_gpu(arguments.kernels)):
+    for row in rows(arguments.kernels, kept, prepare):
         found.append(asdict(row))
         share = row.equal / row.elements
         print(
             f"| {row.what} | {row.shape} | {row.elements} | {share:.6f} | {row.steps} | {row.relative:.2e} |",
             flush=True,
         )
+    if arguments.save:
+        torch.save(outputs, arguments.save)
     if arguments.json:
         device = torch.cuda.get_device_name()
         arguments.json.write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": found}, indent=1))

@@ -1,10 +1,12 @@
-"""The preparation and grouping kernels of B200, executed by the project's own launchers: images against the reference.
+"""The preparation and grouping kernels of B200, executed by the project's own launchers: images against the reference;
+whole calls against the specification, and the self-test's golden cases on them.
 
 B300's are the same PTX (`tests/kernels/test_preparation.py`), except that it has none for INT8 scores.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -16,8 +18,10 @@ from vc_attention.kernels import FAITHFUL, FAST
 from vc_attention.kernels.cute import layouts as lo
 from vc_attention.kernels.cute import reference
 from vc_attention.kernels.launch import prepare as launch
+from vc_attention.kernels.launch import selftest
 from vc_attention.kernels.spec import grouping as spec_grouping
 from vc_attention.kernels.spec import scores as spec_scores
+from vc_attention.kernels.spec.attention import attention as spec_attention
 from vc_attention.kernels.spec.formats import e4m3_decode
 
 pytestmark = pytest.mark.xdist_group("cubins")
@@ -137,6 +141,47 @@ def test_grouping(folder, kind):
         assert torch.equal(labels, theirs)
         assert torch.allclose(centroids, their_centroids, atol=1e-5)
         previous = centroids
+
+
+def call(folder, q, k, v, plan, labels=None, scale=None, seed=0) -> torch.Tensor:
+    """Preparation and attention by `launch.prepare` and `launch.attend`: [B, H, Lq, 128]."""
+    library = interpreted(folder, schedule="random", seed=seed)
+    images = on_torch.prepare(library, q, k, v, plan, labels)
+    return on_torch.attend(library, images, plan, q.dtype, scale).transpose(1, 2)
+
+
+CALLS = [
+    (FP8, "bf16", True),
+    (FP8.without_smoothing(), "fp16", False),
+    (replace(FAITHFUL, scores="fp8"), "fp16", True),
+    (FAITHFUL, "bf16", False),
+]
+
+
+@pytest.mark.parametrize(("plan", "kind", "grouped"), CALLS)
+def test_the_whole_call(folder, plan, kind, grouped):
+    """As near to exact attention as the plan is; the queries are more than one block's, the keys end inside a block."""
+    n = CALLS.index((plan, kind, grouped))
+    q, k, v = tensors(1, 1, 270, 270, DTYPES[kind], n)
+    labels = torch.arange(270).remainder(5).to(torch.uint8)[None, None] if grouped else None
+    ours = call(folder, q, k, v, plan, labels, seed=n).double()
+    exact = torch.softmax(q.double() @ k.double().mT * 128**-0.5, -1) @ v.double()
+    theirs = spec_attention(q, k, v, plan, labels).double()
+    assert torch.isfinite(ours).all()
+    assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm() + 2.0**-10 * exact.norm()
+
+
+@pytest.mark.parametrize("plan", [plan for plan, _, _ in CALLS], ids=lambda plan: plan.encode())
+def test_the_self_tests_golden_scores(folder, plan):
+    """The golden case passes on the PTX, and its bounds hold a score that is wrong by a fiftieth against it."""
+    case = selftest.Case("ptx", plan, torch.bfloat16, 0.0)
+
+    def attention(q, k, v, plan, labels, scale, factor=1.0):
+        return call(folder, q, k, v, plan, labels, factor * scale)
+
+    assert selftest._golden(attention, case, torch.device("cpu")) is None
+    wrong = functools.partial(attention, factor=1.02)
+    assert "probabilit" in selftest._golden(wrong, case, torch.device("cpu"))
 
 
 def test_every_kernel_but_attention_has_run(folder, request):
