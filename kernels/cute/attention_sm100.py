@@ -31,8 +31,9 @@ from .mma_sm100 import SCORES_AT, multiply
 from .pipeline_sm100 import HALVES, HANDOVER, THREADS, Barriers, arrive, clear, initialise, load, storage
 from .softmax_sm100 import load_scores, make_probabilities, new_maximum, score_unit
 
-#: Registers of a thread of a softmax, the correction and the MMA warpgroup: 128 (2 * 168 + 128 + 48) = 65536.
-_SOFTMAX_REGISTERS, _CORRECTION_REGISTERS, _OTHER_REGISTERS = 168, 128, 48
+#: Registers of a thread of a softmax and of the MMA warpgroup; the correction keeps the 128 of the launch.
+#: 128 (2 * 168 + 128 + 48) = 65536.
+_SOFTMAX_REGISTERS, _OTHER_REGISTERS = 168, 48
 
 #: Kernel parameters in order, with their element types; the pointers first.
 POINTERS = (
@@ -121,7 +122,6 @@ class AttentionSm100:
             cute.arch.setmaxregister_increase(_SOFTMAX_REGISTERS)
             self.soften(shared, bars, base, qs, ks, head, query_tile, query_tiles, key_tiles, lkv, scale, group_index)
         elif group_index == HALVES:
-            cute.arch.setmaxregister_decrease(_CORRECTION_REGISTERS)
             correct(config, shared, bars, base, sv, out, lq, heads, head, query_tile * lo.QUERY_TILE, tiles)
         else:
             cute.arch.setmaxregister_decrease(_OTHER_REGISTERS)

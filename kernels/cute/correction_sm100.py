@@ -18,8 +18,8 @@ from .mma_sm100 import OUT_AT, SCORES_AT, SUMS_AT
 from .pipeline_sm100 import HALVES, HANDOVER, arrive
 from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
 
-#: Columns of O that a thread writes out at a time, and that it rescales at a time; the latter are loaded two steps ahead,
-#: which hides most of the latency and takes few registers.
+#: Columns of O that a thread writes out at a time, and that it rescales at a time; the latter are loaded two steps
+#: ahead, which hides most of the latency and takes few registers.
 _CHUNK, _RESCALED, _AHEAD = 32, 16, 2
 
 

@@ -52,13 +52,13 @@ def tensors(batch: int, heads: int, lq: int, lkv: int, dtype: torch.dtype, what:
 CASES = [
     # scores, probability, means, output, (batch, heads, Lq, Lkv), schedule, what is special
     ("fp8", "expcast_wide", True, "bf16", (1, 1, 130, 600), "orderly", ""),
-    ("fp8", "expcast_wide", True, "bf16", (1, 1, 20, 2100), "random", ""),
+    ("fp8", "expcast_wide", True, "bf16", (1, 1, 20, 2049), "random", ""),
     ("fp8", "expcast_wide", False, "fp16", (1, 2, 140, 300), "random", ""),
-    ("fp8", "exp2", True, "bf16", (1, 1, 300, 1100), "random", ""),
-    ("fp8", "exp2", False, "fp16", (1, 1, 257, 128), "eager", ""),
+    ("fp8", "exp2", True, "bf16", (1, 1, 20, 1100), "random", ""),
+    ("fp8", "exp2", False, "fp16", (1, 1, 300, 128), "eager", ""),
     ("int8", "expcast_wide", True, "fp16", (2, 2, 3, 129), "eager", ""),
     ("int8", "expcast_wide", False, "bf16", (1, 1, 128, 255), "random", ""),
-    ("int8", "exp2", True, "bf16", (1, 1, 20, 1300), "random", "rising scores"),
+    ("int8", "exp2", True, "bf16", (1, 1, 110, 300), "random", "rising scores"),
     ("int8", "exp2", False, "bf16", (1, 1, 129, 400), "random", "outlier"),
     ("fp8", "exp2", True, "bf16", (1, 1, 1, 1), "eager", ""),
     ("fp8", "expcast_wide", True, "bf16", (1, 1, 100, 400), "random", "rising scores"),
