@@ -60,6 +60,8 @@ def test_the_other_nodes_say_the_same_in_the_locale(node):
         ("VCAttentionCompare", ["images_a", "images_b", "label_a", "label_b", "strip", "lpips"]),
         ("VCAttentionBenchmark", ["width", "height", "frames", "seconds"]),
         ("VCAttentionWanVideoWrapper", WIDGETS),
+        ("VCAttentionQualityWanVideoWrapper", [f.name for f in dataclasses.fields(QualityOptions) if f.init]),
+        ("VCAttentionCaptureWanVideoWrapper", [f.name for f in dataclasses.fields(CaptureOptions) if f.init]),
     ],
 )
 def test_each_widget_of_the_other_nodes_has_a_row_in_its_help_page(node, widgets):
