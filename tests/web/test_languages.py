@@ -88,6 +88,22 @@ def test_without_the_servers_words_it_is_english(open_editor):
         editor.page.close()
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_help_page_of_a_reason_comes_in_that_language(chromium, site, language):
+    """With the row of the reason marked, as the link from a declined call asks for it."""
+    page = chromium.new_page()
+    try:
+        page.goto(f"{site.url}/extensions/ComfyUI-VC-Attention/help.html?locale={language}#mask")
+        page.wait_for_selector("tr#mask:target")
+        shown = {"zh-TW": "zh"}.get(language, language)  # it has no page of its own: the nearest one
+        assert page.evaluate("document.documentElement.lang") == shown
+        cells = page.locator("tr#mask td").all_inner_texts()
+        assert cells[0] == "mask" and cells[1].startswith(SHORT["mask"]) and words(shown)["reasons"]["mask"] in cells[1]
+        assert page.evaluate("document.querySelector(':target').getBoundingClientRect().top < innerHeight")
+    finally:
+        page.close()
+
+
 def test_a_locale_that_is_no_language_gets_the_english_page(chromium, site):
     """What stands in the address comes from anywhere; it must not lead out of the pack's pages."""
     page = chromium.new_page()
