@@ -203,7 +203,7 @@ MUTANTS = (
     ),
     Mutant(
         "profile",
-        "a loaded decision is saved again",
+        "what the first of two samplers decided is saved",
         "nodes/quality.py",
         *("dense = layer in run.dense or (layer in layers and layers[layer].dense)", "dense = layer in run.dense"),
         (PROFILE,),
