@@ -7,6 +7,7 @@ from mutant import Mutant
 ARCHIVE = "tests/tools/test_install_archive.py"
 DISK = "tests/tools/test_install_disk.py"
 INSTALL = "tests/tools/test_install.py"
+TOGETHER = "tests/tools/test_install_together.py"
 NETWORK = "tests/tools/test_install_network.py"
 WINDOWS = "tests/tools/test_install_windows.py"
 
@@ -23,7 +24,10 @@ MUTANTS = (
         "a file's hash is checked",
         "kernels/install/places.py",
         *("or hashlib.sha256(data).hexdigest() != wheel.sha256", ""),
-        (INSTALL,),
+        (
+            INSTALL,
+            TOGETHER,
+        ),
     ),
     Mutant(
         "installer",
@@ -100,14 +104,17 @@ MUTANTS = (
         "a build is made beside its place",
         "kernels/install/store.py",
         *('draft = family / f".{wheel.build}.{token()}.tmp"', "draft = target"),
-        (INSTALL, DISK),
+        (INSTALL, TOGETHER, DISK),
     ),
     Mutant(
         "installer",
         "a broken-off build is not taken for a whole one",
         "kernels/install/store.py",
         *("if not target.is_dir() or problem_of(target, wheel.archs):", "if not target.is_dir():"),
-        (INSTALL,),
+        (
+            INSTALL,
+            TOGETHER,
+        ),
     ),
     Mutant(
         "installer",
@@ -127,7 +134,7 @@ MUTANTS = (
             "        write_new(draft, data)\n        replace(draft, path)",
             "        path.unlink(missing_ok=True)\n        write_new(path, data)",
         ),
-        (INSTALL, DISK),
+        (INSTALL, TOGETHER, DISK),
     ),
     Mutant(
         "installer",
@@ -144,14 +151,17 @@ MUTANTS = (
             "            if not self._take():\n                self._waiting()",
             "            if False:\n                self._waiting()",
         ),
-        (INSTALL, WINDOWS),
+        (INSTALL, TOGETHER, WINDOWS),
     ),
     Mutant(
         "installer",
         "the one that waited looks again",
         "kernels/install/command.py",
         *("                return Outcome(THERE, there)  # the other one brought it", "                pass"),
-        (INSTALL,),
+        (
+            INSTALL,
+            TOGETHER,
+        ),
     ),
     Mutant(
         "installer",
@@ -203,13 +213,19 @@ MUTANTS = (
             "        spec = importlib.util.find_spec(package_name(family))",
             "        __import__(package_name(family))\n        spec = importlib.util.find_spec(package_name(family))",
         ),
-        (INSTALL,),
+        (
+            INSTALL,
+            TOGETHER,
+        ),
     ),
     Mutant(
         "installer",
         "it always ends with status 0",
         "install.py",
         *("    except Exception as error:", "    except MemoryError as error:"),
-        (INSTALL,),
+        (
+            INSTALL,
+            TOGETHER,
+        ),
     ),
 )
