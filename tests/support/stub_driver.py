@@ -192,9 +192,13 @@ class Stream(NamedTuple):
 
 
 def machine(
-    monkeypatch: pytest.MonkeyPatch, prebuilt: Path, stub: StubDriver | None = None, name: str = "NVIDIA H200"
+    monkeypatch: pytest.MonkeyPatch,
+    prebuilt: Path,
+    stub: StubDriver | None = None,
+    name: str = "NVIDIA H200",
+    capability: tuple[int, int] = (9, 0),
 ) -> StubDriver:
-    """torch and the driver as on a machine with one Hopper card; kernels are looked for in `prebuilt`.
+    """torch and the driver as on a machine with one card, of Hopper by default; kernels are looked for in `prebuilt`.
 
     The self-test's own tensors stay on the CPU, as the card is not there.
     """
@@ -207,7 +211,7 @@ def machine(
         ("device_count", lambda: 1),
         ("current_device", lambda: 0),
         ("get_device_name", lambda device=0: name),
-        ("get_device_capability", lambda device=0: (9, 0)),
+        ("get_device_capability", lambda device=0: capability),
         ("current_stream", lambda device=0: Stream(77)),
         ("device", NoDevice),
     ):
