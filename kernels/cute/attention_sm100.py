@@ -31,9 +31,8 @@ from .mma_sm100 import SCORES_AT, multiply
 from .pipeline_sm100 import HALVES, HANDOVER, THREADS, Barriers, arrive, clear, initialise, load, storage
 from .softmax_sm100 import load_scores, make_probabilities, new_maximum, score_unit
 
-#: Registers of a thread of a softmax and of the MMA warpgroup; the correction keeps the 128 of the launch.
-#: 128 (2 * 168 + 128 + 48) = 65536.
-_SOFTMAX_REGISTERS, _OTHER_REGISTERS = 168, 48
+#: Registers of a thread of a softmax, the correction and the MMA warpgroup: 128 (2 * 176 + 96 + 64) = 65536.
+_SOFTMAX_REGISTERS, _CORRECTION_REGISTERS, _OTHER_REGISTERS = 176, 96, 64
 
 #: Kernel parameters in order, with their element types; the pointers first.
 POINTERS = (
@@ -44,6 +43,8 @@ POINTERS = (
     ("ks", Float32, 4),
     ("sv", Float32, 16),
     ("mu", BFloat16, 128),
+    ("qb", BFloat16, 128),
+    ("km", BFloat16, 128),
     ("out", Uint32, 16),
 )
 SCALARS = ("lq", "lkv", "heads", "scale")
@@ -65,6 +66,8 @@ class AttentionSm100:
         ks: cute.Pointer,
         sv: cute.Pointer,
         mu: cute.Pointer,
+        qb: cute.Pointer,
+        km: cute.Pointer,
         out: cute.Pointer,
         lq: Int32,
         lkv: Int32,
@@ -75,7 +78,7 @@ class AttentionSm100:
         stream: cuda.CUstream,
     ):
         self.storage = storage(self.config)
-        self.kernel(q, k, v, qs, ks, sv, mu, out, lq, lkv, heads, scale).launch(
+        self.kernel(q, k, v, qs, ks, sv, mu, qb, km, out, lq, lkv, heads, scale).launch(
             grid=(grid_x, grid_y, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
         )
 
@@ -89,6 +92,8 @@ class AttentionSm100:
         ks: cute.Pointer,
         sv: cute.Pointer,
         mu: cute.Pointer,
+        qb: cute.Pointer,
+        km: cute.Pointer,
         out: cute.Pointer,
         lq: Int32,
         lkv: Int32,
@@ -122,13 +127,15 @@ class AttentionSm100:
             cute.arch.setmaxregister_increase(_SOFTMAX_REGISTERS)
             self.soften(shared, bars, base, qs, ks, head, query_tile, query_tiles, key_tiles, lkv, scale, group_index)
         elif group_index == HALVES:
-            correct(config, shared, bars, base, sv, out, lq, heads, head, query_tile * lo.QUERY_TILE, tiles)
+            cute.arch.setmaxregister_decrease(_CORRECTION_REGISTERS)
+            first_row, unit = query_tile * lo.QUERY_TILE, scale * score_unit(config)
+            correct(config, shared, bars, base, sv, out, lq, heads, head, first_row, tiles, unit)
         else:
             cute.arch.setmaxregister_decrease(_OTHER_REGISTERS)
             if warp == 4 * (HALVES + 1):
                 multiply(config, shared, bars, base, tiles)
             if warp == 4 * (HALVES + 1) + 1:
-                tensors = {"q": q, "k": k, "v": v, "mu": mu}
+                tensors = {"q": q, "k": k, "v": v, "mu": mu, "qb": qb, "km": km}
                 load(config, shared, bars, tensors, head, query_tile, query_tiles, key_tiles, tiles)
         tmem.before_sync()
         cute.arch.sync_threads()
@@ -169,6 +176,12 @@ class AttentionSm100:
             shared.handover.data_ptr() + half * (2 * HANDOVER * lo.QUERY_TILE) + thread,
             cute.make_layout((HANDOVER, 2), stride=(lo.QUERY_TILE, HANDOVER * lo.QUERY_TILE)),
         )
+        bias = Float32(0.0)
+        if const_expr(config.key_means):
+            biases = cute.make_tensor(
+                shared.bias.data_ptr() + half * (lo.MEAN_GROUP * lo.QUERY_TILE) + thread,
+                cute.make_layout(lo.MEAN_GROUP, stride=lo.QUERY_TILE),
+            )
         maximum = -Float32.inf
         key_scale = gKs[0]
         pending = Float32(0.0)
@@ -180,14 +193,19 @@ class AttentionSm100:
             cute.arch.mbarrier_wait(bars.scores_full + half, parity)
             tmem.after_sync()
             scores = load_scores(config, scores_at)
-            new = new_maximum(scores, a, maximum)
+            if const_expr(config.key_means):
+                if j % lo.MEAN_GROUP == 0:
+                    cute.arch.mbarrier_wait(bars.bias_read + half, (j // lo.MEAN_GROUP) & 1)
+                bias = biases[j % lo.MEAN_GROUP]
+            addend = bias if const_expr(config.key_means) else None
+            new = new_maximum(scores, a, addend, maximum)
             handover[0, parity] = cute.math.exp2((maximum - new) * (1.0 / unit), fastmath=True)
             maximum = new
             if const_expr(config.exact_sums):
                 handover[1, parity] = pending
             tmem.before_sync()
             arrive(bars.alpha_full + half)
-            total, last = make_probabilities(config, scores_at, scores, a, new)
+            total, last = make_probabilities(config, scores_at, scores, a, addend, new)
             tmem.wait_store()
             tmem.before_sync()
             arrive(bars.p_full + half)

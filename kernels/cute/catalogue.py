@@ -12,7 +12,7 @@ from functools import partial
 
 from .buildable import Buildable
 from .config_mma8 import LOADER_OF
-from .selection import key_means, scores_of
+from .selection import scores_of
 
 
 def _sm_90a() -> list[Buildable]:
@@ -25,7 +25,7 @@ def _datacenter_blackwell(arch: str) -> list[Buildable]:
     """Attention by tcgen05 on the images of sm_90a, with preparation and grouping."""
     from . import attention_sm100, preparation
 
-    return [*attention_sm100.buildables(arch), *preparation.buildables("wgmma8", scores_of(arch), key_means(arch))]
+    return [*attention_sm100.buildables(arch), *preparation.buildables("wgmma8", scores_of(arch))]
 
 
 def _mma8(arch: str) -> list[Buildable]:

@@ -20,18 +20,19 @@ class Sm100Config:
     """Compile-time choices of one tcgen05 attention kernel.
 
     scores: format of Q and K, "fp8" (E4M3) or "int8" (sm_100a only). probability: "expcast_wide" or "exp2". demean:
-    restore V block means. output: element type written.
+    restore V block means. key_means: add q . (K block mean) to the scores. output: element type written.
     """
 
     scores: str
     probability: str
     demean: bool
+    key_means: bool
     output: str = "bf16"
 
     @property
     def name(self) -> str:
         """Name of the kernel in the manifest."""
-        means = "v" if self.demean else "none"
+        means = "_".join(["v"] * self.demean + ["k"] * self.key_means) or "none"
         return f"attention_sm100_{self.scores}_{self.probability}_means_{means}_{self.output}"
 
     @property
@@ -43,14 +44,19 @@ class Sm100Config:
         """
         return self.demean and self.probability == "exp2"
 
+    @property
+    def stages(self) -> int:
+        """K and V tiles of 128 keys in flight: what shared memory holds. Key means need 64 KB for Q in bf16."""
+        return 2 if self.key_means else 4
+
 
 def configs(arch: str) -> list[Sm100Config]:
-    """Every kernel that is built for `arch`."""
+    """Every kernel that is built for `arch`. Key means come only with V means, as both belong to grouped steps."""
     return [
-        Sm100Config(scores, probability, demean, output)
+        Sm100Config(scores, probability, demean, key_means, output)
         for scores in SCORES_OF[arch]
         for probability in _PROBABILITIES
-        for demean in (False, True)
+        for demean, key_means in ((False, False), (True, False), (True, True))
         for output in OUTPUTS
     ]
 
@@ -60,7 +66,7 @@ def config_of(plan: Plan, output: str) -> Sm100Config | None:
 
     INT8 scores have one on sm_100a alone (`SCORES_OF`).
     """
-    if plan.values != "fp8" or plan.score_groups != "per_warp" or plan.key_means:
+    if plan.values != "fp8" or plan.score_groups != "per_warp":
         return None
-    config = Sm100Config(plan.scores, plan.probability, plan.demean, output)
+    config = Sm100Config(plan.scores, plan.probability, plan.demean, plan.key_means, output)
     return config if config in configs("sm_100a") else None

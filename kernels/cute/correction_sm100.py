@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr
 
 from . import layouts as lo
 from . import tmem
-from .mma_sm100 import OUT_AT, SCORES_AT, SUMS_AT
+from .mma_sm100 import BIAS_AT, OUT_AT, SCORES_AT, SUMS_AT
 from .pipeline_sm100 import HALVES, HANDOVER, arrive
 from .ptx import high_bf16, low_bf16, pack_bf16, pack_fp16
 
@@ -48,6 +48,11 @@ class Rows:
             other = cute.recast_ptr(shared.r.data_ptr(), dtype=Uint32) + lo.swizzle_32(thread, 16) // 4
             layout = cute.make_layout((4, HALVES), stride=(1, rows * lo.MEAN_WIDTH // 2))
             self.r = [cute.make_tensor(start, layout), cute.make_tensor(other, layout)]
+        if config.key_means:
+            self.bias = cute.make_tensor(
+                shared.bias.data_ptr() + thread,
+                cute.make_layout((lo.MEAN_GROUP, HALVES), stride=(rows, lo.MEAN_GROUP * rows)),
+            )
 
 
 def rescale(rows, half, alpha):
@@ -105,6 +110,15 @@ def collect(rows, half):
     cute.arch.fence_view_async_shared()
 
 
+def pass_bias(rows, half, address, scale):
+    """q . (key mean) of 8 blocks to the softmax thread of the row, in its units."""
+    found = tmem.load(address, lo.MEAN_GROUP)
+    tmem.wait_load()
+    for b in range(lo.MEAN_GROUP):
+        rows.bias[b, half] = found[b] * scale
+    tmem.before_sync()
+
+
 @cute.jit
 def correct(
     config: cutlass.Constexpr,
@@ -118,13 +132,21 @@ def correct(
     head: Int32,
     first_row: Int32,
     tiles: Int32,
+    scale: Float32,
 ):
-    """The correction warpgroup's work. first_row: of the first query tile, within the head."""
+    """The correction warpgroup's work. first_row: of the first query tile, within the head. scale: of a score, in the
+    softmax's units."""
     thread, _, _ = cute.arch.thread_idx()
     thread = thread % 128
     rows = Rows(config, shared, base, thread)
     if const_expr(config.demean):
         clear(rows)
+    if const_expr(config.key_means):
+        for half in cutlass.range_constexpr(HALVES):
+            cute.arch.mbarrier_wait(bars.bias_full + half, 0)
+            tmem.after_sync()
+            pass_bias(rows, half, rows.out[half], scale)
+            arrive(bars.bias_read + half)
     for j in cutlass.range(tiles, unroll=1):
         parity = j & 1
         for half in cutlass.range_constexpr(HALVES):
@@ -151,6 +173,13 @@ def correct(
                 tmem.before_sync()
                 arrive(bars.sums_read + half)
                 keep(rows, half, j, found[0])
+            if const_expr(config.key_means):
+                if (j + 1) % lo.MEAN_GROUP == 0:
+                    if j + 1 < tiles:
+                        cute.arch.mbarrier_wait(bars.bias_full + half, ((j + 1) // lo.MEAN_GROUP) & 1)
+                        tmem.after_sync()
+                        pass_bias(rows, half, rows.scores[half] + BIAS_AT, scale)
+                        arrive(bars.bias_read + half)
     for half in cutlass.range_constexpr(HALVES):
         if const_expr(config.exact_sums):
             cute.arch.mbarrier_wait(bars.sums_full + half, 0)

@@ -1,7 +1,8 @@
 """The MMA warp of the tcgen05 attention kernel: what the tensor cores do, in which order.
 
 Tensor memory: S of half 0 and 1 in columns 0 and 128, O of half 0 and 1 in 256 and 384, 128 columns each. P (E4M3, four
-keys a column) overwrites the first 32 columns of its S, the row sums 16 columns of it from column 64.
+keys a column) overwrites the first 32 columns of its S, the row sums 16 columns of it from column 64, and after a
+group's last tile the next group's q . (key mean) 16 more from column 80.
 
 One thread queues everything, and MMAs of one CTA complete in the order in which they are queued. For tile j:
 
@@ -23,11 +24,11 @@ from cutlass.cute.nvgpu import tcgen05
 from . import layouts as lo
 from . import tmem
 from .pipeline import MU_ELEMENTS
-from .pipeline_sm100 import HALVES, STAGES, SUM_COLUMNS, TILE_BYTES, V_STAGE_BYTES
+from .pipeline_sm100 import HALVES, KM_ELEMENTS, QB_ELEMENTS, SUM_COLUMNS, TILE_BYTES, V_STAGE_BYTES
 
 SCORES_AT, OUT_AT = 0, HALVES * lo.BLOCK
-#: First column of the row sums within S.
-SUMS_AT = 64
+#: First column of the row sums, and of the next group's q . (key mean), within S.
+SUMS_AT, BIAS_AT = 64, 80
 #: MMAs along the 128 bytes of a row of Q, K, P or V^T.
 _STEPS = lo.HEAD_DIM // tmem.K_BYTES
 #: From one 32-byte step to the next in a shared-memory descriptor, and in columns of tensor memory.
@@ -48,6 +49,9 @@ class Operands:
         if config.demean:
             self.r = tmem.shared_operand(shared.r.data_ptr(), 32)
             self.mu = tmem.shared_operand(shared.mu.data_ptr(), 32)
+        if config.key_means:
+            self.qb = tmem.shared_operand(shared.qb.data_ptr(), 128)
+            self.km = tmem.shared_operand(shared.km.data_ptr(), 128)
 
 
 def multiply_keys(ops, half, stage):
@@ -83,22 +87,39 @@ def restore_means(ops, half, group):
     tmem.mma("f16", ops.out[half], r, mu, tmem.instruction("f16", lo.HEAD_DIM), Int32(1))
 
 
+def multiply_key_means(ops, half, group, target):
+    """q . (key mean) of the 8 blocks of `group`, into 16 columns from `target` (twice the same 8)."""
+    code = tmem.instruction("f16", 2 * lo.MEAN_GROUP)
+    for panel in range(2):
+        q = ops.qb + (2 * half + panel) * (2 * QB_ELEMENTS * 2 // 16)
+        means = ops.km + ((group & 1) * 2 + panel) * (2 * KM_ELEMENTS * 2 // 16)
+        for i in range(_STEPS):
+            tmem.mma("f16", target, q + i * _NEXT, means + i * _NEXT, code, Int32(panel + i > 0))
+
+
 @cute.jit
 def multiply(config: cutlass.Constexpr, shared: cutlass.Constexpr, bars: cutlass.Constexpr, base: Int32, tiles: Int32):
     """The MMA warp's work, for `tiles` key tiles."""
-    ops = Operands(config, shared, base)
+    ops, stages = Operands(config, shared, base), config.stages
     cute.arch.mbarrier_wait(bars.q_full, 0)
     cute.arch.mbarrier_wait(bars.k_full, 0)
+    if const_expr(config.key_means):
+        with cute.arch.elect_one():
+            for half in cutlass.range_constexpr(HALVES):
+                # There is no O yet, and the correction has read these before it lets O begin.
+                multiply_key_means(ops, half, 0, ops.out[half])
+                tcgen05.commit(bars.bias_full + half)
     with cute.arch.elect_one():
         for half in cutlass.range_constexpr(HALVES):
             multiply_keys(ops, half, 0)
             tcgen05.commit(bars.scores_full + half)
         tcgen05.commit(bars.k_empty)
     for j in cutlass.range(tiles, unroll=1):
-        stage = j % STAGES
+        stage = j % stages
         parity = j & 1
-        following = (j + 1) % STAGES
-        cute.arch.mbarrier_wait(bars.v_full + stage, (j // STAGES) & 1)
+        following = (j + 1) % stages
+        group = (j + 1) // lo.MEAN_GROUP
+        cute.arch.mbarrier_wait(bars.v_full + stage, (j // stages) & 1)
         for half in cutlass.range_constexpr(HALVES):
             cute.arch.mbarrier_wait(bars.p_full + half, parity)
             tmem.after_sync()
@@ -106,6 +127,14 @@ def multiply(config: cutlass.Constexpr, shared: cutlass.Constexpr, bars: cutlass
                 with cute.arch.elect_one():
                     sum_rows(ops, half, stage)
                     tcgen05.commit(bars.sums_full + half)
+            if const_expr(config.key_means):
+                if (j + 1) % lo.MEAN_GROUP == 0:
+                    if j + 1 < tiles:
+                        if const_expr(half == 0):
+                            cute.arch.mbarrier_wait(bars.k_full + following, ((j + 1) // stages) & 1)
+                        with cute.arch.elect_one():
+                            multiply_key_means(ops, half, group, ops.scores[half] + BIAS_AT)
+                            tcgen05.commit(bars.bias_full + half)
             cute.arch.mbarrier_wait(bars.out_ready + half, parity)
             tmem.after_sync()
             if const_expr(config.demean):
@@ -119,10 +148,14 @@ def multiply(config: cutlass.Constexpr, shared: cutlass.Constexpr, bars: cutlass
                     tcgen05.commit(bars.v_empty + stage)
             if j + 1 < tiles:
                 if const_expr(half == 0):
-                    cute.arch.mbarrier_wait(bars.k_full + following, ((j + 1) // STAGES) & 1)
+                    cute.arch.mbarrier_wait(bars.k_full + following, ((j + 1) // stages) & 1)
                 if const_expr(not config.exact_sums):
                     cute.arch.mbarrier_wait(bars.sums_read + half, parity)
                     tmem.after_sync()
+                if const_expr(config.key_means):
+                    if (j + 1) % lo.MEAN_GROUP == 0:
+                        cute.arch.mbarrier_wait(bars.bias_read + half, group & 1)
+                        tmem.after_sync()
                 with cute.arch.elect_one():
                     multiply_keys(ops, half, following)
                     tcgen05.commit(bars.scores_full + half)

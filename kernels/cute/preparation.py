@@ -20,11 +20,10 @@ ROWS = "batch * heads, rows of tiles, 1"
 _IMAGES = {"wgmma8": (layouts, prep_v.ImageV()), "mma8": (layouts_mma8, prep_v.PanelImageV())}
 
 
-def buildables(images="wgmma8", scores=("int8",), key_means=True):
+def buildables(images="wgmma8", scores=("int8",)):
     """The kernels, both 16-bit input formats, in a fixed order.
 
-    images: kind of 8-bit images that they write. scores: formats of Q and K. key_means: whether some make block means
-    of K.
+    images: kind of 8-bit images that they write. scores: formats of Q and K.
     """
     out = [
         Buildable("k_mean", prep_k.build_mean, 0, "batch * heads, 1, 1",
@@ -35,11 +34,11 @@ def buildables(images="wgmma8", scores=("int8",), key_means=True):
                   ("labels", "counts", "order", "length")),
     ]  # fmt: skip
     for kind in ("bf16", "fp16"):
-        out += _of_dtype(kind, *_IMAGES[images], scores, key_means)
+        out += _of_dtype(kind, *_IMAGES[images], scores)
     return out
 
 
-def _of_dtype(kind, layout, v_image, scores, key_means):
+def _of_dtype(kind, layout, v_image, scores):
     fp16 = kind == "fp16"
     grouping = ("centroids", "packed", "bias")
     out = [
@@ -60,7 +59,7 @@ def _of_dtype(kind, layout, v_image, scores, key_means):
                       partial(group_update.build_place, fp16=fp16, ranked=ranked), 0, "batch * heads, 32, 1",
                       ("source", "rank", *grouping, "groups", "source_rows"))
         )  # fmt: skip
-    flavours = [(form, means) for form in scores for means in (False, True) if key_means or not means]
+    flavours = [(form, means) for form in scores for means in (False, True)]
     for form, means in flavours:
         build = partial(prep_q.build, fp16=fp16, means=means, layout=layout, scores=form)
         out.append(
@@ -80,8 +79,6 @@ def _of_dtype(kind, layout, v_image, scores, key_means):
                 Buildable(v_name(kind, gather, means, "v_stats"), partial(prep_v.build_stats, **flags),
                           prep_v.StatsV.SHARED, ROWS, ("v", "order", "means", "amax", *STRIDES))
             )  # fmt: skip
-        if gather and not means and not key_means:
-            continue  # without means of V or K nothing is in an order of its own
         out.append(
             Buildable(v_name(kind, gather, means), partial(prep_v.build, image=v_image, **flags),
                       prep_v.PrepareV.SHARED, ROWS,

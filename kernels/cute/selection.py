@@ -29,7 +29,7 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "sm_120a": ("mma8", "nvfp4"),
     "sm_121a": ("mma8", "nvfp4"),
 }
-#: Architectures with tcgen05, whose attention kernels are `config_sm100`'s: two query tiles a block, no key means.
+#: Architectures with tcgen05, whose attention kernels are `config_sm100`'s: two query tiles a block.
 TCGEN05 = tuple(config_sm100.SCORES_OF)
 #: Architecture -> preset -> its format of Q and K there, where that is not the preset's own. FP8 scores cost 1.5 times
 #: the error of INT8 (benchmarks/RESULTS.md), so "faithful" has them only where INT8 is no choice.
@@ -48,11 +48,6 @@ _CONFIG_OF: dict[str, Callable[[Plan, str], _Named | None]] = {
 def scores_of(arch: str) -> tuple[str, ...]:
     """Formats of Q and K that the 8-bit kernels of `arch` take, the faster first."""
     return config_sm100.SCORES_OF.get(arch, ("int8",))
-
-
-def key_means(arch: str) -> bool:
-    """Whether attention kernels of `arch` add block means of K to the scores."""
-    return arch not in TCGEN05
 
 
 def query_tiles_of_block(arch: str) -> int:
@@ -74,8 +69,6 @@ def images_of(arch: str, plan: Plan) -> str | None:
     """The kind of images that kernels of `arch` read for the formats of `plan`; None if they have none."""
     four_bit = (plan.scores, plan.values, plan.probability) == ("nvfp4", "nvfp4", "exp2")
     eight_bit = plan.scores in scores_of(arch) and plan.values == "fp8" and plan.score_groups == "per_warp"
-    if plan.key_means and not key_means(arch):
-        return None
     for images in IMAGES.get(arch, ()):
         if four_bit if images == "nvfp4" else eight_bit:
             return images

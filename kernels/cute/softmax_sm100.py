@@ -56,21 +56,26 @@ def load_scores(config, address):
     return scores
 
 
-def new_maximum(scores, scale, old):
-    """The running row maximum after this tile, in the units of `scale` times a score."""
-    return cute.arch.fmax(old, maximum_of(scores) * scale)
+def new_maximum(scores, scale, bias, old):
+    """The running row maximum after this tile, in the units of `scale` times a score. bias: in these units, or None."""
+    largest = maximum_of(scores) * scale
+    return cute.arch.fmax(old, largest if bias is None else largest + bias)
 
 
-def make_probabilities(config, address, scores, scale, maximum):
+def make_probabilities(config, address, scores, scale, bias, maximum):
     """P of one row into the 32 columns from `address`, in the order of V^T's slots.
 
-    Returns its sum before rounding and its last P, both None where the ones rows of V^T give the sums. scale, maximum:
-    codes (ExpCast) or log2 units (exp2) of a score, and of the row maximum.
+    Returns its sum before rounding and its last P, both None where the ones rows of V^T give the sums. scale, bias,
+    maximum: codes (ExpCast) or log2 units (exp2) of a score, what is added to the row's scores (or None), and the row
+    maximum.
     """
     expcast = config.probability == "expcast_wide"
     offset = (_EXPCAST_OFFSET if expcast else TOP_LOG2) - maximum
+    if bias is not None:
+        offset = offset + bias
     if expcast:
-        offset = offset - Float32(_GUARD) * cute.arch.fmax(maximum, -maximum)
+        for x in (maximum,) if bias is None else (maximum, bias):
+            offset = offset - Float32(_GUARD) * cute.arch.fmax(x, -x)
     a, b = (scale, scale), (offset, offset)
     words, sums, last = [], [None, None], None
     for i in range(0, lo.BLOCK, 16):

@@ -112,10 +112,11 @@ def test_what_the_kernels_compute_and_what_they_do_not(card):
     fast, faithful = (kernels.preset(name, "cuda") for name in ("fast", "faithful"))
     assert fast == replace(FAST, scores="fp8")
     assert faithful == (FAITHFUL if card.arch == "sm_100a" else replace(FAITHFUL, scores="fp8"))
-    for plan in (fast, faithful, fast.without_smoothing(), replace(faithful, scores="fp8")):
+    keyed = replace(fast, key_means=True)
+    for plan in (fast, faithful, fast.without_smoothing(), replace(faithful, scores="fp8"), keyed):
         assert supports("cuda", plan) == Ok("cubin") and supports("cuda", plan, dtype=torch.float16) == Ok("cubin")
     assert bool(supports("cuda", FAST)) == (card.arch == "sm_100a")
-    for plan in (FOUR_BIT, replace(fast, key_means=True), replace(fast, score_groups="per_thread")):
+    for plan in (FOUR_BIT, replace(keyed, demean=False), replace(fast, score_groups="per_thread")):
         refused = supports("cuda", plan)
         assert refused.code == "no_kernel" and card.arch in refused.text and "Choose the preset fast" in refused.text
 

@@ -203,13 +203,14 @@ def test_the_architecture_decides_which_kernel_computes_a_plan():
         assert kernel_name(replace(FOUR_BIT, adaptive_scales=False), torch.float16, arch)
         assert supports(FOUR_BIT, torch.bfloat16, 128, 40, arch) is None
     fp8 = Plan(scores="fp8")
+    keyed = replace(fp8, key_means=True)
     for arch in ("sm_100a", "sm_103a"):
         assert kernel_name(fp8, torch.bfloat16, arch) == "attention_sm100_fp8_expcast_wide_means_v_bf16"
+        assert kernel_name(keyed, torch.bfloat16, arch) == "attention_sm100_fp8_expcast_wide_means_v_k_bf16"
     assert kernel_name(FAITHFUL, torch.float16, "sm_100a") == "attention_sm100_int8_exp2_means_v_fp16"
-    keyed = replace(fp8, key_means=True)
     for plan, arch in (
         (FOUR_BIT, "sm_89"), (FAST, "sm_75"), (fp8, "sm_120a"), (fp8, "sm_90a"), (FAST, "sm_103a"),
-        (keyed, "sm_100a"), (keyed, "sm_103a"), (FOUR_BIT, "sm_100a"),
+        (replace(keyed, demean=False), "sm_100a"), (keyed, "sm_90a"), (FOUR_BIT, "sm_100a"),
     ):  # fmt: skip
         assert supports(plan, torch.bfloat16, 128, 40, arch).code == "plan"
         assert arch in supports(plan, torch.bfloat16, 128, 40, arch).text

@@ -153,8 +153,8 @@ def test_what_is_not_supported_has_a_reason():
     for plan, archs in (
         (Plan(scores="fp8"), ("sm_100a", "sm_103a")),
         (Plan(), ("sm_89", "sm_90a", "sm_100a", "sm_120a")),
-        (Plan(key_means=True), ("sm_89", "sm_90a", "sm_120a")),
-        (Plan(scores="fp8", key_means=True), ()),
+        (Plan(key_means=True), ("sm_89", "sm_90a", "sm_100a", "sm_120a")),
+        (Plan(scores="fp8", key_means=True), ("sm_100a", "sm_103a")),
         (Plan(scores="fp8", score_groups="per_thread"), ()),
     ):
         assert tuple(arch for arch in ARCHS if prep.supported(q, q, q, plan, arch) is None) == archs

@@ -18,7 +18,7 @@ PLAIN_FP16 = next(c for c in CASES if c.plan == FAST.without_smoothing() and c.d
 
 
 def test_every_family_in_both_types_is_a_case():
-    assert len(CASES) == 26 and len({(case.plan, case.dtype) for case in CASES}) == 26
+    assert len(CASES) == 30 and len({(case.plan, case.dtype) for case in CASES}) == 30
     assert {case.dtype for case in CASES} == {torch.bfloat16, torch.float16}
     only = selftest.cases(lambda plan, dtype: plan == FAST and dtype == torch.float16)
     assert [str(case) for case in only] == ["fast in float16"]

@@ -36,7 +36,11 @@ def _head(images, config: Sm100Config, head: int, scale: np.float32) -> np.ndarr
     row_scale, key_scale = _array(images.qs)[head] * (scale * unit), _array(images.ks)[head]
     scores = (q @ k.T).astype(np.float32)
     blocks = -(-images.lkv // lo.BLOCK)
-    mu = np.zeros((blocks, lo.HEAD_DIM))
+    mu, bias = np.zeros((blocks, lo.HEAD_DIM)), np.zeros((len(q), blocks), np.float32)
+    if config.key_means:
+        queries = fm.from_bf16(_gather(_array(images.qb)[head], lo.QUERY_TILE, lo.HEAD_DIM, lo.qb_offset))
+        means = fm.from_bf16(_gather(_array(images.km)[head], lo.MEAN_GROUP, lo.HEAD_DIM, lo.km_offset))
+        bias = (queries.astype(np.float64) @ means[:blocks].T.astype(np.float64)).astype(np.float32) * (scale * unit)
     if config.demean:
         flat = _gather(_array(images.mu)[head], lo.MEAN_WIDTH, lo.HEAD_DIM, lambda b, c: lo.mu_offset(c, b))
         groups = fm.from_bf16(flat).reshape(-1, 2, lo.MEAN_GROUP, lo.HEAD_DIM)
@@ -47,7 +51,9 @@ def _head(images, config: Sm100Config, head: int, scale: np.float32) -> np.ndarr
         sums = np.zeros((len(q), lo.MEAN_GROUP))
         for block in range(group, min(group + lo.MEAN_GROUP, blocks)):
             columns = slice(block * lo.BLOCK, (block + 1) * lo.BLOCK)
-            p, exact, rescale, maximum = _softmax(config, scores[:, columns], row_scale * key_scale[block], maximum)
+            p, exact, rescale, maximum = _softmax(
+                config, scores[:, columns], row_scale * key_scale[block], bias[:, block], maximum
+            )
             valid = np.arange(columns.start, columns.stop) < images.lkv
             out = out * rescale[:, None] + p @ v[columns]
             total, sums = total * rescale, sums * rescale[:, None]
@@ -56,14 +62,14 @@ def _head(images, config: Sm100Config, head: int, scale: np.float32) -> np.ndarr
     return (out / total[:, None] * _array(images.sv)[head])[: images.lq]
 
 
-def _softmax(config, scores, a, maximum):
+def _softmax(config, scores, a, bias, maximum):
     """P as values [R, 128], the same unrounded, the rescale factors and the new maxima (in codes for ExpCast)."""
     expcast = config.probability == "expcast_wide"
-    new = np.maximum(maximum, scores.max(1) * a)
+    new = np.maximum(maximum, scores.max(1) * a + bias)
     rescale = np.exp2((maximum - new).astype(np.float64) / (_CODES if expcast else 1))
-    b = np.float32(_CODES * (TOP_LOG2 + 7.0) + BETA if expcast else TOP_LOG2) - new
+    b = np.float32(_CODES * (TOP_LOG2 + 7.0) + BETA if expcast else TOP_LOG2) - new + bias
     if expcast:
-        b = b - np.float32(2.0**-22) * np.abs(new)
+        b = b - np.float32(2.0**-22) * np.abs(new) - np.float32(2.0**-22) * np.abs(bias)
     shape = np.zeros(scores.shape, np.float32)
     y = fm.fma(scores, a[:, None] + shape, b[:, None] + shape)
     if expcast:

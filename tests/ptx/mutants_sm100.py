@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-#: (scores, probability, demean)
-PLAIN, MEANS, EXACT = ("fp8", "expcast_wide", False), ("fp8", "expcast_wide", True), ("fp8", "exp2", True)
+#: (scores, probability, demean, key_means)
+PLAIN, MEANS = ("fp8", "expcast_wide", False, False), ("fp8", "expcast_wide", True, False)
+EXACT, KEYS = ("fp8", "exp2", True, False), ("fp8", "expcast_wide", True, True)
 #: (batch, heads, Lq, Lkv): three key tiles, six, and more than one group of means.
 SHORT, MIDDLE, LONG = (1, 1, 130, 300), (1, 1, 130, 700), (1, 1, 130, 1100)
 
@@ -26,7 +27,7 @@ class Mutant(NamedTuple):
     """One edit: in `file`, `old` (which must occur exactly once) becomes `new`. shape: of a call that shows it."""
 
     fault: str
-    config: tuple[str, str, bool]
+    config: tuple[str, str, bool, bool]
     shape: tuple[int, int, int, int]
     file: str
     old: str
@@ -40,7 +41,7 @@ MUTANTS = (
     # Waits.
     Mutant("Q is not waited for", PLAIN, SHORT, _MMA, "    cute.arch.mbarrier_wait(bars.q_full, 0)\n", ""),
     Mutant("V is not waited for", PLAIN, SHORT, _MMA,
-           "        cute.arch.mbarrier_wait(bars.v_full + stage, (j // STAGES) & 1)\n", ""),
+           "        cute.arch.mbarrier_wait(bars.v_full + stage, (j // stages) & 1)\n", ""),
     Mutant("P is not waited for", PLAIN, SHORT, _MMA,
            "            cute.arch.mbarrier_wait(bars.p_full + half, parity)\n", ""),
     Mutant("the rescale of O is not waited for", PLAIN, SHORT, _MMA,
@@ -112,14 +113,26 @@ MUTANTS = (
     Mutant("the second MMA of a row reads 16 bytes later", PLAIN, SHORT, _MMA,
            "tmem.K_BYTES // 16, tmem.K_BYTES // 4", "1, tmem.K_BYTES // 4"),
     Mutant("groups of 8 rows are 512 bytes apart", PLAIN, SHORT, _TMEM, "8 * row // 16 << 32", "4 * row // 16 << 32"),
-    Mutant("row sums lie where P is", PLAIN, SHORT, _MMA, "SUMS_AT = 64", "SUMS_AT = 16"),
+    Mutant("row sums lie where P is", PLAIN, SHORT, _MMA, "SUMS_AT, BIAS_AT = 64", "SUMS_AT, BIAS_AT = 16"),
     Mutant("row sums of another block are read", PLAIN, SHORT, _CORRECTION,
            "SUMS_AT + j % lo.MEAN_GROUP", "SUMS_AT + (j + 1) % lo.MEAN_GROUP"),
     Mutant("O is added to what was there before", PLAIN, SHORT, _MMA, "cutlass.min(j, 1))", "Int32(1))"),
     Mutant("means of the first buffer only", MEANS, LONG, _MMA, "(group & 1) * (MU", "0 * (MU"),
     Mutant("the means of a group are restored a tile late", MEANS, LONG, _MMA,
            "if j % lo.MEAN_GROUP == 0:", "if j % lo.MEAN_GROUP == 1:"),
+    Mutant("Q . (key mean) of the group before", KEYS, LONG, _MMA,
+           "multiply_key_means(ops, half, group, ops.scores", "multiply_key_means(ops, half, 0 * group, ops.scores"),
+    Mutant("key means of the second channel half twice", KEYS, SHORT, _MMA,
+           "ops.km + ((group & 1) * 2 + panel)", "ops.km + ((group & 1) * 2 + 1)"),
+    Mutant("S is overwritten before q . (key mean) is read", KEYS, LONG, _MMA,
+           "cute.arch.mbarrier_wait(bars.bias_read + half, group & 1)", "pass"),
+    Mutant("q . (key mean) is used before it is there", KEYS, LONG, _ATTENTION,
+           "cute.arch.mbarrier_wait(bars.bias_read + half, (j // lo.MEAN_GROUP) & 1)", "pass"),
+    Mutant("the key means are not expected", KEYS, SHORT, _PIPELINE, "Int32(4 * 2 * KM_ELEMENTS)", "Int32(0)"),
+    Mutant("a panel of Q in the place of another", KEYS, SHORT, _PIPELINE,
+           "4 * half + 2 * (panel % 2) + panel // 2", "4 * half + panel"),
     # Arithmetic.
+    Mutant("the bias is not in P", KEYS, SHORT, _SOFTMAX, "offset = offset + bias", "offset = offset + 0.0 * bias"),
     Mutant("O is never rescaled", PLAIN, SHORT, _CORRECTION, "if cute.arch.vote_any_sync(alpha < 1.0):",
            "if cute.arch.vote_any_sync(alpha < 0.0):"),
     Mutant("only warps whose rows all rise rescale", PLAIN, (1, 1, 130, 600), _CORRECTION, "vote_any_sync(alpha < 1.0)",

@@ -26,15 +26,16 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def plan_of(config: Sm100Config) -> Plan:
-    return Plan(scores=config.scores, probability=config.probability, demean=config.demean)
+    return Plan(scores=config.scores, probability=config.probability, demean=config.demean, key_means=config.key_means)
 
 
 def tensors(batch: int, heads: int, lq: int, lkv: int, dtype: torch.dtype, what: str = "", seed: int = 0):
-    """q, k, v [B, H, L, 128]: Gaussian, K and V with channel offsets, V with means of its blocks."""
+    """q, k, v [B, H, L, 128]: Gaussian, K with channel offsets, K and V with means of their blocks."""
     g = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(batch, heads, n, 128, generator=g) for n in (lq, lkv, lkv))
     k = k + 2 * torch.randn(batch, heads, 1, 128, generator=g)
-    v = v + torch.randn(batch, heads, -(-lkv // 128), 128, generator=g).repeat_interleave(128, 2)[:, :, :lkv]
+    blocks = torch.randn(2, batch, heads, -(-lkv // 128), 128, generator=g).repeat_interleave(128, 3)[..., :lkv, :]
+    k, v = k + 0.3 * blocks[0], v + blocks[1]
     if what == "huge scores":
         q, k = 30 * q, 30 * k
     elif what == "equal keys":
@@ -49,24 +50,30 @@ def tensors(batch: int, heads: int, lq: int, lkv: int, dtype: torch.dtype, what:
     return [x.to(dtype) for x in (q, k, v)]
 
 
+NONE, V, V_K = (False, False), (True, False), (True, True)
 CASES = [
-    # scores, probability, means, output, (batch, heads, Lq, Lkv), schedule, what is special
-    ("fp8", "expcast_wide", True, "bf16", (1, 1, 130, 600), "orderly", ""),
-    ("fp8", "expcast_wide", True, "bf16", (1, 1, 20, 2049), "random", ""),
-    ("fp8", "expcast_wide", False, "fp16", (1, 2, 140, 300), "random", ""),
-    ("fp8", "exp2", True, "bf16", (1, 1, 20, 1100), "random", ""),
-    ("fp8", "exp2", False, "fp16", (1, 1, 300, 128), "eager", ""),
-    ("int8", "expcast_wide", True, "fp16", (2, 2, 3, 129), "eager", ""),
-    ("int8", "expcast_wide", False, "bf16", (1, 1, 128, 255), "random", ""),
-    ("int8", "exp2", True, "bf16", (1, 1, 110, 300), "random", "rising scores"),
-    ("int8", "exp2", False, "bf16", (1, 1, 129, 400), "random", "outlier"),
-    ("fp8", "exp2", True, "bf16", (1, 1, 1, 1), "eager", ""),
-    ("fp8", "expcast_wide", True, "bf16", (1, 1, 100, 400), "random", "rising scores"),
-    ("fp8", "expcast_wide", True, "bf16", (1, 1, 100, 257), "random", "huge scores"),
-    ("fp8", "exp2", True, "fp16", (1, 1, 100, 200), "eager", "huge scores"),
-    ("int8", "expcast_wide", True, "bf16", (1, 1, 100, 140), "random", "huge scores"),
-    ("fp8", "expcast_wide", True, "bf16", (1, 1, 100, 200), "eager", "equal keys"),
-    ("fp8", "expcast_wide", True, "fp16", (1, 1, 100, 130), "random", "zero v"),
+    # scores, probability, (V means, K means), output, (batch, heads, Lq, Lkv), schedule, what is special
+    ("fp8", "expcast_wide", V, "bf16", (1, 1, 130, 600), "orderly", ""),
+    ("fp8", "expcast_wide", V, "bf16", (1, 1, 20, 2049), "random", ""),
+    ("fp8", "expcast_wide", NONE, "fp16", (1, 2, 140, 300), "random", ""),
+    ("fp8", "exp2", V, "bf16", (1, 1, 20, 1100), "random", ""),
+    ("fp8", "exp2", NONE, "fp16", (1, 1, 300, 128), "eager", ""),
+    ("int8", "expcast_wide", V, "fp16", (2, 2, 3, 129), "eager", ""),
+    ("int8", "expcast_wide", NONE, "bf16", (1, 1, 128, 255), "random", ""),
+    ("int8", "exp2", V, "bf16", (1, 1, 110, 300), "random", "rising scores"),
+    ("int8", "exp2", NONE, "bf16", (1, 1, 129, 400), "random", "outlier"),
+    ("fp8", "exp2", V, "bf16", (1, 1, 1, 1), "eager", ""),
+    ("fp8", "expcast_wide", V, "bf16", (1, 1, 100, 400), "random", "rising scores"),
+    ("fp8", "expcast_wide", V, "bf16", (1, 1, 100, 257), "random", "huge scores"),
+    ("fp8", "exp2", V, "fp16", (1, 1, 100, 200), "eager", "huge scores"),
+    ("int8", "expcast_wide", V, "bf16", (1, 1, 100, 140), "random", "huge scores"),
+    ("fp8", "expcast_wide", V, "bf16", (1, 1, 100, 200), "eager", "equal keys"),
+    ("fp8", "expcast_wide", V, "fp16", (1, 1, 100, 130), "random", "zero v"),
+    ("fp8", "expcast_wide", V_K, "bf16", (1, 1, 130, 2100), "random", ""),
+    ("fp8", "exp2", V_K, "fp16", (1, 1, 20, 1100), "eager", ""),
+    ("int8", "expcast_wide", V_K, "bf16", (1, 2, 20, 200), "orderly", "rising scores"),
+    ("int8", "exp2", V_K, "bf16", (1, 1, 300, 100), "random", "outlier"),
+    ("fp8", "expcast_wide", V_K, "fp16", (1, 1, 100, 140), "random", "huge scores"),
 ]
 
 
@@ -96,15 +103,16 @@ def check(text: str | None, config: Sm100Config, shape, schedule: str, what: str
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(str(x) for x in c))
 def test_attention(case):
-    *choices, shape, schedule, what = case
-    assert check(None, Sm100Config(*choices), shape, schedule, what, seed=CASES.index(case)) is None
+    scores, probability, means, output, shape, schedule, what = case
+    config = Sm100Config(scores, probability, *means, output)
+    assert check(None, config, shape, schedule, what, seed=CASES.index(case)) is None
 
 
 @pytest.mark.parametrize("ulps", [-2, 2])
 def test_attention_stands_the_error_of_its_exponential(ulps):
     """ex2.approx and rcp.approx err by up to 2 ulps on silicon."""
     for probability in ("expcast_wide", "exp2"):
-        config = Sm100Config("fp8", probability, True)
+        config = Sm100Config("fp8", probability, *V)
         assert check(None, config, (1, 1, 100, 300), "random", seed=2, approximation=ulps) is None
 
 
@@ -112,7 +120,7 @@ def test_both_cards_have_the_same_ptx():
     """What runs here as sm_100a is what sm_103a gets."""
     ours, theirs = (compiled(arch) for arch in ARCHS)
     names = sorted(path.name for path in theirs.glob("*.ptx"))
-    assert len(names) == 8
+    assert len(names) == 12
     for name in names:
         texts = [(folder / name).read_text(encoding="utf-8") for folder in (ours, theirs)]
         assert texts[0].replace("sm_100a", "sm_103a") == texts[1]
@@ -120,10 +128,11 @@ def test_both_cards_have_the_same_ptx():
 
 def test_plans_have_kernels():
     plan = Plan(scores="fp8")
-    assert config_of(plan, "bf16") == Sm100Config("fp8", "expcast_wide", True, "bf16")
-    assert config_of(Plan(probability="exp2", demean=False), "fp16") == Sm100Config("int8", "exp2", False, "fp16")
+    assert config_of(plan, "bf16") == Sm100Config("fp8", "expcast_wide", *V, "bf16")
+    assert config_of(Plan(probability="exp2", demean=False), "fp16") == Sm100Config("int8", "exp2", *NONE, "fp16")
+    assert config_of(Plan(key_means=True), "bf16") == Sm100Config("int8", "expcast_wide", *V_K, "bf16")
     for other in (
-        Plan(key_means=True),
+        Plan(demean=False, key_means=True),
         Plan(scores="nvfp4", values="nvfp4", probability="exp2"),
         Plan(probability="expcast"),
         Plan(score_groups="per_thread"),

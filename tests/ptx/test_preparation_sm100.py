@@ -28,7 +28,13 @@ pytestmark = pytest.mark.xdist_group("cubins")
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FP8 = replace(FAST, scores="fp8")
-PLANS = {"fp8, v": FP8, "fp8, none": FP8.without_smoothing(), "int8, v": FAITHFUL}
+PLANS = {
+    "fp8, v": FP8,
+    "fp8, v and k": replace(FP8, key_means=True),
+    "fp8, none": FP8.without_smoothing(),
+    "int8, v": FAITHFUL,
+    "int8, v and k": replace(FAITHFUL, key_means=True),
+}
 #: (batch, heads, Lq, Lkv): ragged tails in both, a block that is not there, one key, two mean groups.
 SHAPES = ((1, 1, 20, 129), (1, 2, 5, 200), (1, 1, 130, 40), (2, 1, 1, 1), (1, 1, 3, 1100))
 CASES = list(itertools.product(PLANS, DTYPES, (False, True)))
