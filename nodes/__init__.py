@@ -1,8 +1,9 @@
 """What a creator sees: the nodes, and behind them the hook, the schedule, the kept groups and eligibility.
 
-Imports go one way: extension -> patch, measuring, wrapper -> wrapper_hook -> hook, quality, capture -> engine,
-eligibility -> watch -> session, forward -> schedule, state, stats -> options, messages -> kernels. ComfyUI is touched
-in `extension`, `patch`, `measuring` and `wrapper` (node API) and in `host` (everything else).
+Imports go one way: extension -> patch, wrapper, wrapper_measuring -> measuring -> wrapper_hook -> hook, quality,
+capture -> engine, eligibility -> watch -> session, forward -> schedule, state, stats -> options, messages -> kernels.
+ComfyUI is touched in `extension`, `patch`, `measuring` and the wrapper's two nodes' files (node API), and in `host`
+(everything else).
 """
 
 from __future__ import annotations

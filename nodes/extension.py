@@ -8,13 +8,14 @@ from .comparing import VCAttentionBenchmark, VCAttentionCompare
 from .measuring import VCAttentionCapture, VCAttentionQuality, VCAttentionQualityReport
 from .patch import VCAttentionPatch
 from .wrapper import VCAttentionWanVideoWrapper, wrapper_is_here
+from .wrapper_measuring import VCAttentionCaptureWanVideoWrapper, VCAttentionQualityWanVideoWrapper
 
 
 class VCAttentionExtension(ComfyExtension):
     """The pack's nodes, as ComfyUI asks for them."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        """All nodes of the pack; the one for WanVideoWrapper only beside it."""
+        """All nodes of the pack; those for WanVideoWrapper only beside it."""
         nodes: list[type[io.ComfyNode]] = [
             VCAttentionPatch,
             VCAttentionQuality,
@@ -23,4 +24,6 @@ class VCAttentionExtension(ComfyExtension):
             VCAttentionCompare,
             VCAttentionBenchmark,
         ]
-        return [*nodes, VCAttentionWanVideoWrapper] if wrapper_is_here() else nodes
+        if wrapper_is_here():
+            nodes += [VCAttentionWanVideoWrapper, VCAttentionQualityWanVideoWrapper, VCAttentionCaptureWanVideoWrapper]
+        return nodes

@@ -132,10 +132,14 @@ NO_PATCH = (
     "VC-Attention is not on this model, so there is nothing to look at: put this node behind VC-Attention Patch (with "
     "precision other than off), between it and the sampler. The model passes through unchanged."
 )
+NO_BRIDGE = (
+    "VC-Attention is not on this model, so there is nothing to look at: put this node behind VC-Attention for "
+    "WanVideoWrapper (with precision other than off), between it and the sampler. The model passes through unchanged."
+)
 QUALITY_READY = "VC-Attention Quality is ready; the numbers come while the sampler runs."
 NOTHING_MEASURED = (
     "Nothing was measured: VC-Attention accelerated no attention call of the chosen layers and steps. The text on "
-    "VC-Attention Patch says why calls were declined."
+    "VC-Attention Patch, or on VC-Attention for WanVideoWrapper, says why calls were declined."
 )
 NO_QUALITY = (
     "There is nothing to report: connect the model that comes out of VC-Attention Quality, and a latent that comes out "
@@ -219,7 +223,8 @@ def not_captured(layer: str, step: int) -> str:
     """The chosen call did not come."""
     return (
         f"Nothing was captured: VC-Attention accelerated no attention call of layer {layer} at step {step} of this "
-        "run. Choose another layer or step, or see on VC-Attention Patch why calls were declined."
+        "run. Choose another layer or step, or see on VC-Attention Patch, or on VC-Attention for WanVideoWrapper, why "
+        "calls were declined."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .messages import TOOLTIPS
 
@@ -120,3 +120,26 @@ NODES: dict[str, NodeTexts] = {
         {"model": TOOLTIPS["output"]},
     ),
 }
+
+#: The twins for WanVideoWrapper have the widgets of the node they are a twin of, and its words for them.
+_BRIDGED = "The wrapper's model that comes out of VC-Attention for WanVideoWrapper; connect the output to its sampler."
+for _name, _title, _description in (
+    (
+        "VCAttentionQuality",
+        "VC-Attention Quality for WanVideoWrapper",
+        "VC-Attention Quality for the models of ComfyUI-WanVideoWrapper: measures, while its sampler runs, how close "
+        "low-bit attention is to exact attention. VC-Attention Quality Report shows the result.",
+    ),
+    (
+        "VCAttentionCapture",
+        "VC-Attention Capture for WanVideoWrapper",
+        "VC-Attention Capture for the models of ComfyUI-WanVideoWrapper: saves q, k and v of one attention layer at "
+        "one step to the output folder.",
+    ),
+):
+    NODES[f"{_name}WanVideoWrapper"] = replace(
+        NODES[_name],
+        display_name=_title,
+        description=_description,
+        inputs={**NODES[_name].inputs, "model": _BRIDGED},
+    )

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import host
+from . import host, watch
 from .call import Call
 from .families import wrapper_family
 from .forward import Forward
@@ -76,6 +76,7 @@ class Bridge:
         self._run: weakref.ref[Marker] | None = None
         self._now = _Now()
         self._step = 0
+        self._watchers: tuple[watch.Watcher, ...] = ()
         self._exchanges: list[_Exchange] = []
         self._installed: list[tuple[Any, str]] = []
         bridge = weakref.ref(self)
@@ -105,7 +106,7 @@ class Bridge:
         session = self.session
         try:
             if self._run is None or self._run() is not marker:
-                self._begin(transformer, marker)
+                self._begin(transformer, marker, _watchers(kwargs))
             step_before = self._step
             self._now.forward, largest = self._plan(transformer, kwargs)
             self._step = self._now.forward.position.step
@@ -120,16 +121,26 @@ class Bridge:
         if largest is not None and not math.isfinite(largest):
             session.fail(ArithmeticError(non_finite(step_before, False)))
 
-    def _begin(self, transformer: Any, marker: Marker) -> None:
+    def _begin(self, transformer: Any, marker: Marker, watchers: tuple[watch.Watcher, ...]) -> None:
         session = self.session
         self._run = weakref.ref(marker)
-        session.end_run()  # of a run whose marker is still held somewhere
+        self._end_run()  # of a run whose marker is still held somewhere
         session.begin_run()
+        self._watchers = watchers
+        for watcher in watchers:
+            watcher.begin_run()
         self._schedule = WrapperSchedule(session.options)
         weakref.finalize(marker, _end, weakref.ref(self), self._run).atexit = False
         known = self._exchanges
         if not known or any(_current(exchange) is not exchange.original for exchange in known):
             self._exchanges = exchanges(transformer, session, self._now)
+
+    def _end_run(self) -> None:
+        """The run is over, finished or interrupted."""
+        self.session.end_run()
+        watchers, self._watchers = self._watchers, ()
+        for watcher in watchers:
+            watcher.end_run()
 
     def _plan(self, transformer: Any, kwargs: dict[str, Any]) -> tuple[Forward, float | None]:
         """The record of this pass, and the largest output of the last one where it was looked at.
@@ -149,7 +160,7 @@ class Bridge:
         with session.lock:
             session.stats.forwards += 1
             session.stats.family = session.stats.family or wrapper_family(transformer)
-        return Forward(session, position, device, (branch,), sigma=sigma), largest
+        return Forward(session, position, device, (branch,), sigma=sigma, watchers=_watchers(kwargs)), largest
 
     def _after(self, transformer: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """Undo the exchange; judge the pass, and give its repetition where it does not stand. None: `output` stays."""
@@ -157,6 +168,7 @@ class Bridge:
         self._restore()
         if forward is None or output is None:  # None: the pass met an error, which is on its way to the sampler
             return None
+        watch.end_pass(forward)
         repeatable = not _remembers(transformer)
         problem = judge(session, forward, repeatable)
         repeated = None
@@ -189,6 +201,10 @@ def _marker(kwargs: dict[str, Any]) -> Marker | None:
     return marker if isinstance(marker, Marker) else None
 
 
+def _watchers(kwargs: dict[str, Any]) -> tuple[watch.Watcher, ...]:
+    return tuple(kwargs["transformer_options"].get(host.WATCHERS, ()))
+
+
 def _remove(handles: tuple[Any, ...]) -> None:
     for handle in handles:
         handle.remove()
@@ -199,7 +215,7 @@ def _end(bridge: weakref.ref[Bridge], run: weakref.ref[Marker]) -> None:
     here = bridge()
     if here is not None and here._run is run:
         here._run = None
-        here.session.end_run()
+        here._end_run()
 
 
 def _device(kwargs: dict[str, Any]) -> torch.device:
@@ -345,6 +361,14 @@ def bridge_session(model: Any) -> Session | None:
     """The session of a patched WANVIDEOMODEL or any clone of it, or None."""
     marker = _marker(model.model_options)
     return None if marker is None else marker.bridge.session
+
+
+def watch_bridge(model: Any, watcher: watch.Watcher) -> Any:
+    """A clone of the patched WANVIDEOMODEL `model` with `watcher` on it; the bridge tells it of runs and calls."""
+    watched = model.clone()
+    options = watched.model_options.setdefault("transformer_options", {})
+    options[host.WATCHERS] = (*options.get(host.WATCHERS, ()), watcher)
+    return watched
 
 
 def obstacle(model: Any) -> str | None:

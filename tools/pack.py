@@ -1,6 +1,6 @@
 """Load this checkout as the package `vc_attention`, the way ComfyUI loads a custom node folder of any name.
 
-    python tools/pack.py MODULE ARGUMENTS...        runs main(ARGUMENTS) of `vc_attention.tools.MODULE`
+python tools/pack.py MODULE ARGUMENTS...        runs main(ARGUMENTS) of `vc_attention.tools.MODULE`
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The part of `run.py replay` that needs torch: load a case, check it, run it, measure it.
 
-    python tools/pack.py replay_main REQUEST        REQUEST: what `replay.check` returns, as JSON
+python tools/pack.py replay_main REQUEST        REQUEST: what `replay.check` returns, as JSON
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { findSamplers, OURS } from "./vc_attention/graph.js";
 import { keep, resultOf } from "./vc_attention/results.js";
+import { setLanguage, setTranslations } from "./vc_attention/texts.js";
 import { describe, optionsOf, Timeline } from "./vc_attention/timeline.js";
 
 const EVENT = "vc_attention.run";
@@ -54,11 +55,28 @@ function refresh(node) {
 
 function refreshAll() {
     if (document.hidden) return;
+    setLanguage(localeOf());
     for (const node of shown.keys()) refresh(node);
 }
 
 function themeAll() {
     for (const timeline of shown.values()) timeline.theme();
+}
+
+/** The language that the frontend is set to, which may change at any time. */
+function localeOf() {
+    return app.extensionManager?.setting?.get?.("Comfy.Locale") ?? navigator.language ?? "en";
+}
+
+/** Words that do not come are shown in English, so nothing here is worth a message. */
+async function loadWords() {
+    try {
+        const answer = await api.fetchApi("/i18n");
+        if (answer.ok) setTranslations(await answer.json());
+    } catch {
+        return;
+    }
+    refreshAll();
 }
 
 let started = false;
@@ -71,6 +89,8 @@ function start() {
     style.rel = "stylesheet";
     style.href = new URL("./vc_attention/timeline.css", import.meta.url).href;
     document.head.append(style);
+    setLanguage(localeOf());
+    loadWords();
     setInterval(refreshAll, PERIOD);
     const observer = new MutationObserver(themeAll);
     for (const target of [document.documentElement, document.body])

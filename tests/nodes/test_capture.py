@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hook_cases import SIGMAS
-from node_fakes import HEADS, FakePatcher, options, run, self_attention, tokens
+from node_fakes import HEADS, FakePatcher, forward, options, run, self_attention, tokens
 from safetensors import safe_open
 from safetensors.torch import load_file
 from vc_attention.kernels import FAST
@@ -107,6 +107,16 @@ def test_once_a_run_and_never_over_another_file(layers, output):
     assert files_in(output) == [f"capture_0000{n}_.safetensors" for n in (1, 2, 3)]
     assert (output / "vc_attention" / "capture_00001_.safetensors").read_bytes() == b"mine"
     assert "capture_00003_" in capture.text
+
+
+def test_a_step_of_several_passes_is_captured_once(layers, output):
+    """Prompts that are not batched, and solvers of second order, come to a step more than once."""
+    model, capture = capturing(layer="0")
+    model.fire("on_pre_run")
+    for uuid in ("a", "b", "a"):
+        forward(model, layers, float(SIGMAS[0]), SIGMAS, uuids=(uuid,))
+    model.fire("on_cleanup")
+    assert files_in(output) == ["capture_00001_.safetensors"] and "capture_00001_" in capture.text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from vc_attention.nodes import compare, compare_report
+from vc_attention.nodes import compare, compare_report, host
 from vc_attention.nodes.strip import Strip
 
 HAS_KORNIA = importlib.util.find_spec("kornia") is not None
@@ -137,6 +137,35 @@ def test_without_kornia_there_is_psnr_and_a_sentence(monkeypatch):
     assert found.psnr is not None and found.mean("ssim") is None
     assert "SSIM needs kornia" in compare_report.table(found)
     assert json.loads(compare_report.to_json(found))["ssim"] is None
+
+
+def test_a_broken_kornia_costs_ssim_only(monkeypatch):
+    """It is installed, and fails in a way of its own when it is imported."""
+    broken = ModuleType("kornia.metrics")
+
+    def fail(name: str):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    broken.__getattr__ = fail
+    monkeypatch.setitem(sys.modules, "kornia.metrics", broken)
+    found = run(*clips())
+    assert found.psnr is not None and "SSIM needs kornia" in compare_report.table(found)
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "chosen"),
+    [
+        ("cuda:0", (2 << 30) + 8001, "cuda:0"),
+        ("cuda:0", (2 << 30) + 8000, "cpu"),
+        ("cuda:0", None, "cpu"),
+        ("mps", 64 << 30, "cpu"),
+        ("cpu", None, "cpu"),
+    ],
+)
+def test_frames_go_to_a_card_that_has_room_beside_the_models(monkeypatch, device, free, chosen):
+    monkeypatch.setattr(host, "compute_device", lambda: torch.device(device))
+    monkeypatch.setattr(host, "free_memory", lambda _: free)
+    assert compare.device_for(1000) == torch.device(chosen)
 
 
 def test_small_frames_have_no_ssim():

@@ -135,6 +135,19 @@ def test_messages_are_throttled_and_the_last_is_always_sent(layers, browser, mon
     assert [(m["state"], m["step"]) for m in browser.got] == [("running", 0), ("running", 4), ("done", 7)]
 
 
+def test_the_last_message_is_sent_however_soon_it_comes(layers, browser, monkeypatch):
+    monkeypatch.setattr(live, "INTERVAL", 3600.0)
+    sample(attach(FakePatcher(), options(), "7"), layers)
+    assert [(m["state"], m["step"]) for m in browser.got] == [("running", 0), ("done", 7)]
+
+
+def test_a_very_long_schedule_has_no_plan_in_its_messages(layers, browser, monkeypatch):
+    """Finding each step's place takes time with the square of the steps; what ran is told all the same."""
+    monkeypatch.setattr(live, "LONGEST", 7)
+    sample(attach(FakePatcher(), options(), "7"), layers)
+    assert {m["plan"] for m in browser.got} == {"." * 8} and browser.got[-1]["ran"] == "grpppppp"
+
+
 def test_nobody_is_told_without_a_node_a_browser_or_a_server(layers, browser, monkeypatch):
     sample(attach(FakePatcher(), options()), layers)
     browser.client_id = None

@@ -113,6 +113,11 @@ def is_name(place: str) -> bool:
     return place.endswith((".name", ".display_name"))
 
 
+def own_letters(text: str) -> bool:
+    """Whether a text has letters beside its placeholders, and so a language."""
+    return any(map(str.isalpha, re.sub(r"\{\w+\}", "", text)))
+
+
 def listed(entries: list[str]) -> str:
     return "\n  ".join(["", *entries])
 
@@ -159,7 +164,9 @@ def test_names_of_nodes_and_widgets_stay(language: str) -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_sentences_are_translated(language: str) -> None:
     same = [
-        place for place, english, own in pairs(language) if english == own and " " in english and not is_name(place)
+        place
+        for place, english, own in pairs(language)
+        if english == own and " " in english and own_letters(english) and not is_name(place)
     ]
     assert not same, f"still English in {language}:{listed(same)}"
 
@@ -168,8 +175,10 @@ def test_sentences_are_translated(language: str) -> None:
 def test_each_language_has_its_own_letters(language: str) -> None:
     needed, foreign = LETTERS.get(language, LATIN)
     for place, _, own in pairs(language):
-        if not is_name(place):
-            assert re.search(needed, own), f"{place} in {language}: {own}"
+        if not is_name(place) and own_letters(own):
+            # a Japanese label of a few characters may do without kana, a sentence may not
+            label = language == "ja" and len(own) <= 8 and re.search(LETTERS["zh"][0], own)
+            assert label or re.search(needed, own), f"{place} in {language}: {own}"
             assert not re.search(foreign, own), f"{place} in {language}: {re.findall(foreign, own)}"
 
 

@@ -10,7 +10,7 @@ from hook_cases import SIGMAS
 from node_fakes import FakePatcher, options, run
 from safetensors.torch import load_file, save_file
 from vc_attention.kernels import FAST, FOUR_BIT
-from vc_attention.nodes import files, host
+from vc_attention.nodes import engine, files, host, profile
 from vc_attention.nodes.hook import attach, session_of
 from vc_attention.nodes.profile import FORMAT, Profile, ProfileError, ProfileLayer, check_name, load, path_of, save
 from vc_attention.nodes.quality import Quality, QualityOptions
@@ -112,6 +112,16 @@ def test_a_file_of_something_else(content):
         load("missing")
 
 
+@pytest.mark.parametrize("limit", ["LARGEST_BYTES", "MOST_LAYERS"])
+def test_a_file_that_is_larger_than_any_profile(monkeypatch, limit):
+    """Whole and well-formed, and still not read: it came with a workflow from somewhere."""
+    save(PROFILE, path_of("d"))
+    assert len(load("d").layers) == 5
+    monkeypatch.setattr(profile, limit, 4)
+    with pytest.raises(ProfileError, match="is damaged"):
+        load("d")
+
+
 def test_a_profile_that_cannot_be_written(output, monkeypatch):
     (output / "vc_attention").write_text("a file where the folder should be")
     with pytest.raises(ProfileError, match="was not saved: ") as refused:
@@ -120,7 +130,8 @@ def test_a_profile_that_cannot_be_written(output, monkeypatch):
     (output / "vc_attention").unlink()
     save(PROFILE, path_of("p"))
 
-    def full(*_):
+    def full(_, path, __):
+        path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "save_file", full)
@@ -170,6 +181,25 @@ def test_a_profile_measured_with_other_arithmetic_says_so(layers):
     run(model, layers, SIGMAS)
     (found,) = watcher.results()
     assert "another precision or quality" in table([found]) and Layer("double", 1, 0) in found.dense
+
+
+def test_what_the_first_of_two_samplers_decided_is_saved(layers, monkeypatch):
+    """In the second one the same layer is good again, and a budget begins anew in each."""
+    real, calls = engine.attention, []
+
+    def attention(q, k, v, *rest):
+        calls.append(q)
+        return real(q, k, v, *rest) * (0.9 if len(calls) == 2 else 1.0)
+
+    monkeypatch.setattr(engine, "attention", attention)
+    monkeypatch.setattr(host, "prompt_id", lambda: "a prompt")
+    watcher = Quality(QualityOptions(budget_db=38.0))
+    model = watch(attach(FakePatcher(), options(plan=FAST)), watcher)
+    run(model, layers, SIGMAS)
+    run(model, layers, SIGMAS)
+    first, second = watcher.results()
+    assert list(first.dense) == [Layer("double", 1, 0)] and second.dense == {}
+    assert watcher.to_profile().dense == {Layer("double", 1, 0)}
 
 
 def test_the_format_is_named_in_the_file():

@@ -17,7 +17,7 @@ from vc_attention.nodes.quality import Quality, QualityOptions
 from vc_attention.nodes.quality_report import live, plot, table, to_json
 from vc_attention.nodes.quality_run import QualityRun
 from vc_attention.nodes.state import Layer
-from vc_attention.nodes.watch import watch, watchers_of
+from vc_attention.nodes.watch import Watcher, watch, watchers_of
 
 REAL = engine.attention
 
@@ -154,6 +154,15 @@ def test_other_heads_at_each_step(layers, monkeypatch):
         assert one.relative_l2 == pytest.approx(expected["relative_l2"], rel=1e-5)
 
 
+def test_the_exact_result_has_the_models_own_scale():
+    """A model may scale its scores otherwise than by 1 / sqrt(head_dim)."""
+    layer = self_attention(96, seed=4, scale=0.3)
+    model, watcher = measured(steps="1")
+    run(model, [layer], SIGMAS)
+    (found,) = watcher.results()[0].measurements
+    assert 1e-3 < found.relative_l2 < 0.1  # at the usual scale of 0.125 the two would have little in common
+
+
 # -- the budget -----------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +258,26 @@ def test_a_problem_of_measuring_never_reaches_the_run(layers, monkeypatch):
     assert len(found.measurements) == 2
     run(model, layers, SIGMAS)
     assert len(watcher.results()[0].measurements) == 16, "the next run measures again"
+
+
+def test_what_a_failing_watcher_held_is_let_go_at_once(layers):
+    """It may be a captured call of several hundred MB, and the pass goes on for seconds."""
+    seen = []
+
+    class Holder(Watcher):
+        def after(self, forward, *_):
+            forward.kept.setdefault(self, []).append("a large tensor")
+            if len(seen) == 1:
+                raise ValueError("broken")
+
+    class Looker(Watcher):
+        def after(self, forward, *_):
+            seen.append(holder in forward.kept)
+
+    holder = Holder()
+    model = watch(watch(attach(FakePatcher(), options(plan=FAST)), holder), Looker())
+    run(model, layers, SIGMAS)
+    assert seen[:2] == [True, False] and holder.problem == "broken"
 
 
 def test_cancel_passes_through(layers, monkeypatch):

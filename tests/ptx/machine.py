@@ -187,12 +187,14 @@ class Options:
     schedule: "orderly" (each warp runs until it must wait, copies arrive last), "eager" (copies arrive at once) or
     "random" (slices, copies and their pieces in an order drawn from `seed`). races: whether accesses are checked.
     approximation: units in the last place by which ex2.approx and rcp.approx err, always the same way.
+    fp8_fraction_bits: fraction bits that the sums of FP8 wgmma keep (`wgmma.truncated_sum`), None for exact sums.
     """
 
     schedule: str = "orderly"
     seed: int = 0
     races: bool = True
     approximation: int = 0
+    fp8_fraction_bits: int | None = None
     max_steps: int = 50_000_000
     random: random.Random = field(default_factory=random.Random)
 

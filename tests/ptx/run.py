@@ -60,13 +60,15 @@ class Loaded:
         races: bool = True,
         approximation: int = 0,
         memory: GlobalMemory | None = None,
+        fp8_fraction_bits: int | None = None,
     ) -> Report:
         """Run the kernel; raises PtxError on anything that is wrong.
 
         grid, block: up to three sizes; block None takes the kernel's own. params: in the order of the signature; a
         numpy array or a `Buffer` is passed as its address, None as a null pointer, int and float as numbers.
         shared_bytes: dynamic shared memory. cluster: CTAs along x that run together. schedule, seed, races,
-        approximation: `machine.Options`. memory: global memory whose buffers integer params may point into.
+        approximation, fp8_fraction_bits: `machine.Options`. memory: global memory whose buffers integer params may
+        point into.
         """
         if schedule not in ("orderly", "eager", "random"):
             raise ValueError(f"there is no schedule {schedule!r}")
@@ -75,7 +77,7 @@ class Loaded:
             raise PtxError(f"the kernel requires a block of {self.kernel.block}, not {block3}")
         if grid3[0] % cluster:
             raise PtxError(f"{grid3[0]} blocks are not whole clusters of {cluster}")
-        options = Options(schedule, seed, races, approximation, random=random.Random(seed))
+        options = Options(schedule, seed, races, approximation, fp8_fraction_bits, random=random.Random(seed))
         memory = memory or GlobalMemory()
         memory.races = races
         values = [self._parameter(memory, value, index) for index, value in enumerate(params)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from ptx import formats as fm
+from ptx import wgmma
 from ptx.cute_layouts import place, positions
 from ptx.parser import PtxError
 from ptx.snippets import run
@@ -43,7 +44,7 @@ def registers(first: int, count: int) -> str:
 
 
 def execute(
-    statements: str, image: np.ndarray, count: int, setup: str = "", order: str = ORDER, after: str = ""
+    statements: str, image: np.ndarray, count: int, setup: str = "", order: str = ORDER, after: str = "", **options
 ) -> np.ndarray:
     """Accumulators %r0.. of 128 threads, [128, count] words, after `statements` on `image`."""
     out = np.zeros((128, count), np.uint32)
@@ -51,7 +52,8 @@ def execute(
     store = f"mul.wide.u32 %d9, tid, {4 * count}; add.s64 %d9, %d9, out;"
     store += "".join(f"st.global.b32 [%d9+{4 * n}], %r{n};" for n in range(count))
     body = FILL.format(words=image.size // 4) + clear + setup + order.format(mma=statements, after=after) + store
-    run(body, {"image": image.view(np.uint32), "out": out}, block=128, shared=SHARED, shared_bytes=image.size)
+    options |= {"shared": SHARED, "shared_bytes": image.size}
+    run(body, {"image": image.view(np.uint32), "out": out}, block=128, **options)
     return out
 
 
@@ -98,7 +100,8 @@ def test_int8_from_shared_memory(cute_layouts, kind, scale):
     assert np.array_equal(matrix_of(layout_c, 64, columns, found), expected)
 
 
-def test_fp8_with_a_in_registers(cute_layouts):
+@pytest.mark.parametrize("bits", [None, 13])
+def test_fp8_with_a_in_registers(cute_layouts, bits):
     columns = 136
     a_layout, _, c_layout = cute_layouts["wgmma e4m3 136"]
     a_bytes = G.integers(0, 256, (128, 16)).astype(np.uint8)
@@ -121,9 +124,11 @@ def test_fp8_with_a_in_registers(cute_layouts):
             0,
             ", 1, 1",
         )
-        found = execute(statements, image, 68, setup).view(np.float32)
-        left = matrix_of(a_layout, 64, 32, fm.E4M3[a_bytes])
-        expected = (left @ fm.E4M3[b[:, 32 * step : 32 * step + 32]].T).astype(np.float32)
+        found = execute(statements, image, 68, setup, fp8_fraction_bits=bits).view(np.float32)
+        left, right = matrix_of(a_layout, 64, 32, fm.E4M3[a_bytes]), fm.E4M3[b[:, 32 * step : 32 * step + 32]]
+        exact = (left @ right.T).astype(np.float32)
+        expected = exact if bits is None else wgmma.truncated_sum(left, right, np.zeros_like(exact), bits)
+        assert bits is None or (expected != exact).mean() > 0.5
         assert np.array_equal(matrix_of(c_layout, 64, columns, found), expected)
 
 
@@ -246,3 +251,27 @@ def test_an_exit_with_an_mma_in_flight():
     out = ORDER.replace("wgmma.wait_group.sync.aligned 0;", "ret;")
     with pytest.raises(PtxError, match="ends with a wgmma"):
         hazard({"order": out})
+
+
+def test_sums_are_cut_as_hopper_cuts_them():
+    """By hand, with 3 fraction bits: terms are cut at the largest one's last bit, then the sum at its own."""
+
+    def total(left, right, addend, bits=3):
+        found = wgmma.truncated_sum(np.array([left]), np.array([right]), np.array([[addend]], np.float32), bits)
+        assert found.dtype == np.float32
+        return float(found[0, 0])
+
+    assert total([1.0, 0.125], [1.0, 1.0], 0.0) == 1.125
+    assert total([1.0, 0.0625, 0.0625], [1.0, 1.0, 1.0], 0.0) == 1.0  # each is cut before they add up
+    assert total([-1.0, -0.1875], [1.0, 1.0], 0.0) == -1.125  # towards zero
+    assert total([1.0], [0.1875], 1.0) == 1.125  # the addend counts as a term
+    assert total([0.1875], [1.0], 2.0) == 2.0
+    assert total([1.125] * 4, [1.0] * 4, 0.0) == 4.5
+    assert total([1.125] * 3, [1.0] * 3, 0.0) == 3.25  # 3.375 has one bit too many at its own exponent
+    assert total([1.75], [1.75], 0.125) == 3.0  # exponent 0 + 0 of a product of 3.0625; the sum 3.125 is cut once more
+    assert total([0.0], [1.0], 0.0) == 0.0
+    g = np.random.default_rng(0)
+    left, right = (g.integers(-8, 8, (n, 32)) * 0.25 for n in (16, 24))
+    addend = g.integers(-64, 64, (16, 24)).astype(np.float32)
+    assert (wgmma.truncated_sum(left, right, addend, 24) == left @ right.T + addend).all()
+

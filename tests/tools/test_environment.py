@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,9 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from vc_attention.tools import environment
-from vc_attention.tools.lock import Lock
 from vc_attention.tools.messages import ToolError
-from vc_attention.tools.progress import Step
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -344,81 +340,3 @@ def test_pip_settings_that_install_elsewhere_are_not_passed_on(monkeypatch: pyte
 )
 def test_pip_output_is_summed_up(line: str, summary: str | None) -> None:
     assert environment.summarise(line) == summary
-
-
-def test_two_runs_wait_for_each_other(tmp_path: Path) -> None:
-    order: list[str] = []
-
-    def second() -> None:
-        with Lock(tmp_path / "lock", "testing"):
-            order.append("second")
-
-    with Lock(tmp_path / "lock", "testing"):
-        thread = threading.Thread(target=second)
-        thread.start()
-        time.sleep(0.3)
-        order.append("first")
-    thread.join(10)
-    assert order == ["first", "second"]
-
-
-def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; sys.path.insert(0, sys.argv[2])\n"
-        "from pathlib import Path\nfrom tools.lock import Lock\n"
-        "Lock(Path(sys.argv[1]), 'testing').__enter__(); print('held', flush=True); time.sleep(60)"
-    )
-    arguments = [sys.executable, "-c", code, str(tmp_path / "lock"), str(environment.ROOT)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "held\n"
-        with pytest.raises(ToolError, match="has been testing for too long"):
-            Lock(tmp_path / "lock", "testing", timeout=0).__enter__()
-        process.send_signal(signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
-        process.wait()
-    with Lock(tmp_path / "lock", "testing", timeout=5):
-        pass
-
-
-class Terminal:
-    """A stream that collects what is written, as a terminal or not."""
-
-    def __init__(self, live: bool) -> None:
-        self.live = live
-        self.text = ""
-
-    def isatty(self) -> bool:
-        return self.live
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None:
-        pass
-
-
-def test_progress_on_a_terminal_is_one_live_line() -> None:
-    terminal = Terminal(live=True)
-    with Step("Working", terminal) as step:
-        step.show("part 1")
-        time.sleep(0.5)
-    assert "\rWorking: part 1 (" in terminal.text and terminal.text.count("\n") == 1
-    assert terminal.text.rstrip().rpartition("\r")[2].startswith("Working: done (")
-
-
-def test_progress_lacks_a_letter_rather_than_the_line() -> None:
-    stream = Terminal(live=False)
-    stream.encoding = "cp1252"
-    with Step("Working", stream) as step:
-        step.finish("ready at \u2588 100 %")
-    assert "Working: ready at ? 100 % (" in stream.text
-
-
-def test_progress_elsewhere_is_plain_lines_at_intervals() -> None:
-    stream = Terminal(live=False)
-    with pytest.raises(ValueError, match="x"), Step("Working", stream, interval=0.1) as step:
-        step.show("part 1")
-        time.sleep(0.35)
-        raise ValueError("x")
-    lines = stream.text.splitlines()
-    assert lines[0] == "Working ..." and lines[1].startswith("Working: part 1 (")
-    assert lines[-1].startswith("Working: failed (") and "\r" not in stream.text and 3 <= len(lines) <= 6

@@ -1,12 +1,10 @@
-"""install.py as ComfyUI Manager runs it: any folder, any number of times, several at once, killed; never a failure."""
+"""install.py as ComfyUI Manager runs it: any folder, any number of times; never a failure."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,13 +12,11 @@ from pathlib import Path
 
 import pytest
 import small_wheels
+from install_cases import NAME, NEW, OLD, beside, with_old
 from installing import Pack, start
 from small_wheels import check_build
-from vc_attention.kernels.install.console import Progress
 from wheel_server import serving
 
-OLD, NEW = small_wheels.wheel(version="0.0.9"), small_wheels.wheel()
-NAME = "vc_attention_kernels_hopper-0.1.0-py3-none-any.whl"
 OWN = "ComfyUI's own attention runs"
 
 
@@ -30,23 +26,6 @@ def pack(tmp_path: Path) -> Pack:
     pack = Pack(tmp_path / "custom nodes" / "\u00dcbung \u4e2d\u6587 VC")
     pack.pin({"hopper": NEW})
     return pack
-
-
-def beside(pack: Pack, data: bytes = NEW, name: str = NAME) -> Path:
-    """The wheel in the folder `wheels` of the pack."""
-    folder = pack.folder / "wheels"
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_bytes(data)
-    return folder / name
-
-
-def with_old(pack: Pack) -> None:
-    """Let the build of the version before be installed."""
-    pack.pin({"hopper": OLD}, "0.0.9")
-    file = beside(pack, OLD, NAME.replace("0.1.0", "0.0.9"))
-    assert "are installed now" in pack.run()
-    file.unlink()
-    pack.pin({"hopper": NEW})
 
 
 def test_a_wheel_beside_the_pack_is_installed_once(pack: Pack, tmp_path: Path) -> None:
@@ -291,117 +270,3 @@ def test_it_needs_no_installed_package_and_writes_nowhere_else(pack: Pack, tmp_p
     assert "are installed now" in pack.line(start(command, tmp_path))
     check_build(pack.prebuilt, data=NEW)
     assert all(name.startswith("kernels/prebuilt/") for name in set(pack.tree()) - before)
-
-
-def test_two_installs_at_once(pack: Pack) -> None:
-    with_old(pack)
-    with serving({NAME: NEW}) as server:
-        server.rate = len(NEW) * 2
-        processes = [pack.start("--from", server.address) for _ in range(3)]
-        lines = [pack.line(process) for process in processes]
-        assert len(server.requests) == 1
-    assert sum("are installed now" in line for line in lines) == 1
-    assert sum("there is nothing to do" in line for line in lines) == 2
-    check_build(pack.prebuilt, data=NEW)
-
-
-def until(condition, seconds: float = 20) -> None:
-    """Wait until it holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-#: The writes of an install that go down to the disk: five files, two folders of theirs, the folder of builds after the
-#: new one has its name, the pointer's draft, the folder of pointers after the pointer has changed.
-WRITES = 10
-
-
-@pytest.mark.parametrize("write", [1, 3, 5, 7, 8, 9, WRITES])
-def test_killed_while_unpacking_and_run_again(pack: Pack, tmp_path: Path, write: int) -> None:
-    with_old(pack)
-    beside(pack)
-    marker = tmp_path / "it hangs"
-    process = pack.start(hang_at=write, marker=str(marker))
-    until(marker.exists)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
-    check_build(pack.prebuilt, data=NEW if write == WRITES else OLD)
-    assert ("there is nothing to do" if write == WRITES else "are installed now") in pack.run()
-    check_build(pack.prebuilt, data=NEW)
-    assert {path.name for path in pack.prebuilt.iterdir()} == {".lock", "hopper", "hopper.json"}
-    assert len(list((pack.prebuilt / "hopper").iterdir())) == 1
-
-
-def test_killed_while_downloading_the_next_run_goes_on(pack: Pack) -> None:
-    with_old(pack)
-    with serving({NAME: NEW}) as server:
-        server.rate = 8000
-        process = pack.start("--from", server.address)
-        (part,) = [
-            pack.prebuilt
-            / ".download"
-            / f"{NAME}.{small_wheels.pins({'hopper': NEW})['wheels'][0]['sha256'][:12]}.part"
-        ]
-        until(lambda: part.exists() and part.stat().st_size > 2000)
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
-        check_build(pack.prebuilt, data=OLD)
-        held = part.stat().st_size
-        server.rate = 0
-        assert "are installed now" in pack.run("--from", server.address)
-        assert server.requests[-1][1] == f"bytes={held}-"
-    check_build(pack.prebuilt, data=NEW)
-    assert not part.parent.exists()
-
-
-def test_ctrl_c_is_a_sentence(pack: Pack) -> None:
-    with_old(pack)
-    with serving({NAME: NEW}) as server:
-        server.faults = ["silent"]
-        process = pack.start("--from", server.address)
-        until(lambda: server.requests)
-        process.send_signal(signal.SIGINT)
-        assert "stopped. What was installed before stays" in pack.line(process)
-    check_build(pack.prebuilt, data=OLD)
-
-
-class Stream(io.StringIO):
-    """A standard output that is a terminal, or is not."""
-
-    encoding = "utf-8"
-    terminal = True
-
-    def isatty(self) -> bool:
-        return self.terminal
-
-
-def test_progress_on_a_terminal_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", stream := Stream())
-    clock = iter((0.0, 0.05, 0.2, 0.25, 0.4))
-    progress = Progress("x.whl", 2_000_000, lambda: next(clock))
-    for done in (10, 500_000, 600_000, 1_000_000):
-        progress.update(done)
-    progress.finish()
-    *lines, last = stream.getvalue().split("\r")[1:]
-    assert [line.rstrip() for line in lines] == [
-        "VC-Attention: downloading x.whl: 25 % of 2.0 MB",
-        "VC-Attention: downloading x.whl: 50 % of 2.0 MB",
-        "",
-    ]
-    assert last == "" and "\n" not in stream.getvalue()
-
-
-def test_progress_elsewhere_is_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", stream := Stream())
-    stream.terminal = False
-    clock = iter((0.0, 4.0, 5.5, 9.0, 11.0))
-    progress = Progress("x.whl", 2000, lambda: next(clock))
-    for done in (200, 400, 600, 2000):
-        progress.update(done)
-    progress.finish()
-    assert stream.getvalue() == (
-        "VC-Attention: downloading x.whl: 20 % of 2 KB\nVC-Attention: downloading x.whl: 100 % of 2 KB\n"
-    )

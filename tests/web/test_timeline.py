@@ -125,7 +125,7 @@ def test_a_run_fills_it_live_and_says_what_was_declined(editor, pictures):
     # 2 layers, 2 branches, 8 steps; as many calls to the text
     assert editor.text("vca-declined") == "32 calls declined: text or image cross-attention"
     link = editor.run("(e => [e.href, e.title])(__timeline(2).querySelector('.vca-declined a'))")
-    assert link[0].endswith("/extensions/ComfyUI-VC-Attention/help.html#short") and "help page" in link[1]
+    assert link[0].endswith("/extensions/ComfyUI-VC-Attention/help.html?locale=en#short") and "help page" in link[1]
     editor.picture(pictures / "after_a_run.png")
 
     # other settings: what to expect of them; the old ones: what they gave

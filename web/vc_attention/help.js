@@ -68,13 +68,27 @@ export function render(markdown) {
         });
 }
 
+/** The answer with the page of `node` in the language of `locale`, or else in English, and that language. */
+async function page(node, locale) {
+    const fetched = (path) => fetch(new URL(`../docs/${path}.md`, import.meta.url));
+    for (const tag of new Set([locale, locale.split("-")[0]])) {
+        if (tag === "en" || !/^[A-Za-z]{2,3}(-[A-Za-z]+)?$/.test(tag)) continue;
+        const answer = await fetched(`${node}/${tag}`);
+        if (answer.ok) return [answer, tag];
+    }
+    const answer = await fetched(node);
+    if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`);
+    return [answer, "en"];
+}
+
 // The frontend loads every script of the pack; only the help page itself asks for one.
 const node = document.documentElement.dataset.vcAttentionHelp;
 if (node) {
     const main = document.querySelector("main");
+    const locale = new URLSearchParams(location.search).get("locale") ?? "en";
     try {
-        const answer = await fetch(new URL(`../docs/${node}.md`, import.meta.url));
-        if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`);
+        const [answer, found] = await page(node, locale);
+        document.documentElement.lang = found;
         main.replaceChildren(...render(await answer.text()));
         const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
         if (target) {

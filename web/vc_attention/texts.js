@@ -1,22 +1,69 @@
-// Every word of the timeline.
+// Every word of the timeline, in the language that ComfyUI's frontend is set to. The words of all languages lie in
+// locales/*/main.json; ComfyUI serves them, with those of other packs, at /i18n. What a language lacks is in English.
 
-import { DENSE, GROUP, PHASES, PLAIN, REUSE } from "./schedule.js";
+import { ENGLISH } from "./english.js";
+import { PHASES } from "./schedule.js";
 
-export const NAMES = { [GROUP]: "group", [REUSE]: "reuse", [PLAIN]: "plain", [DENSE]: "16 bit" };
+/** Our part of a pack's translations. */
+const OURS = "vcAttention";
 
-const SENTENCES = {
-    [GROUP]: "tokens are grouped",
-    [REUSE]: "earlier groups serve",
-    [PLAIN]: "low-bit without groups",
-    [DENSE]: "16-bit attention",
-};
+let served = {};
+let language = "en";
+let words = {};
+let plural = new Intl.PluralRules("en");
+
+/** Take what /i18n answers: { language: { vcAttention: {...}, ... } }. */
+export function setTranslations(answer) {
+    served = answer && typeof answer === "object" ? answer : {};
+    choose(language);
+}
+
+/** Show the language of a locale, such as "de" or "zh-TW". Of "de-AT", "de" is taken; of an unknown one, English. */
+export function setLanguage(locale) {
+    if (locale && locale !== language) choose(locale);
+}
+
+/** The locale that was set last. */
+export const languageOf = () => language;
+
+function choose(locale) {
+    language = locale;
+    words = served[locale]?.[OURS] ?? served[locale.split("-")[0]]?.[OURS] ?? {};
+    try {
+        plural = new Intl.PluralRules(locale);
+    } catch {
+        plural = new Intl.PluralRules("en");
+    }
+}
+
+function lookUp(tree, key) {
+    const found = key.split(".").reduce((branch, name) => branch?.[name], tree);
+    return typeof found === "string" ? found : undefined;
+}
+
+/** The text of a key such as "states.running", with {name} replaced by values.name; undefined for an unknown key. */
+export function text(key, values = {}) {
+    const found = lookUp(words, key) ?? lookUp(ENGLISH, key);
+    return found?.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+}
+
+/** A text that depends on a number: "one" or "other" below `key`. */
+const counted = (key, count, values = {}) =>
+    text(`${key}.${plural.select(count) === "one" ? "one" : "other"}`, { count, ...values });
+
+/** "group", "reuse", "plain" or "16 bit". */
+export const phaseName = (phase) => text(`phases.${phase}`);
 
 /** "1 step", "20 steps". */
-export const steps = (count) => `${count} ${count === 1 ? "step" : "steps"}`;
+export const steps = (count) => counted("steps", count);
 
 /** What step `index` (from 0) does. state: "now" while it runs, else empty. */
 export const stepText = (index, phase, state = "") =>
-    `Step ${index + 1}: ${NAMES[phase]}, ${SENTENCES[phase]}${state === "now" ? " (running)" : ""}`;
+    text(state === "now" ? "stepRunning" : "step", {
+        number: index + 1,
+        phase: phaseName(phase),
+        does: text(`does.${phase}`),
+    });
 
 /** How many steps of each phase: [[phase, count], ...], phases that do not occur left out. */
 export function tally(phases) {
@@ -25,21 +72,16 @@ export function tally(phases) {
 
 /** One sentence for a whole row, for those who do not see it. */
 export function rowText(title, phases) {
-    const parts = tally(phases).map(([phase, count]) => `${count} ${NAMES[phase]}`);
-    return `${title}: ${steps(phases.length)}, ${parts.join(", ")}`;
+    const parts = tally(phases).map(([phase, count]) => text("amount", { count, phase: phaseName(phase) }));
+    const list = parts.length ? parts.reduce((before, next) => text("list", { before, next })) : "";
+    return text("row", { title, steps: steps(phases.length), phases: list });
 }
 
-export const LABEL = "VC-Attention, steps of the denoising";
-export const EXPECTED = "expected";
-export const RUNNING = "running";
-export const RAN = "as it ran";
-export const STOPPED = "stopped early";
-export const CHANGED = "The settings changed after the last run.";
-export const NO_SAMPLER = "Connect the model output to a sampler to see its steps here.";
-export const UNKNOWN_STEPS = "The step count is known when it runs.";
-export const IS_OFF = "precision is off: the model passes through unchanged.";
-export const BYPASSED = "This node is bypassed, so every step runs in 16 bit.";
-export const MUTED = "This node is muted, so nothing behind it runs.";
-export const replaced = (title) => `"${title}" further on takes this node's place on the model.`;
-export const declinedText = (count) => `${count} ${count === 1 ? "call" : "calls"} declined: `;
-export const linkTitle = (words) => `What "${words}" means, and what to do (opens the help page)`;
+/** Why calls were declined, in a few words; `words` of the server for a code that this file does not know. */
+export const reasonWords = (code, words) => text(`reasons.${code}`) ?? words;
+
+/** What stands before and behind the words in "2 calls declined: words". */
+export function declinedAround(count) {
+    const [before, behind = ""] = counted("declined", count, { words: "\0" }).split("\0");
+    return [before, behind];
+}

@@ -32,7 +32,8 @@ export function optionsOf(node) {
  */
 export function describe(node, found, result, signature) {
     const options = optionsOf(node);
-    const view = { state: texts.EXPECTED, rows: [], sentence: "", declined: [], notes: [] };
+    const expectedState = texts.text("states.expected");
+    const view = { state: expectedState, rows: [], sentence: "", declined: [], notes: [] };
     const ready = result?.ready;
     view.card = ready?.card ?? "";
     // The path and what is against it follow from the settings; the card stays.
@@ -42,10 +43,9 @@ export function describe(node, found, result, signature) {
     const runs = [...(result?.runs.values() ?? [])];
     const last = runs.at(-1);
     if (last && current) {
-        const state = { running: texts.RUNNING, done: texts.RAN, stopped: texts.STOPPED }[last.state];
-        view.state = state ?? texts.RAN;
+        view.state = texts.text(`states.${last.state}`) ?? texts.text("states.done");
         view.rows = runs.map((run) => ({
-            title: runs.length > 1 ? `Run ${run.run}` : view.state,
+            title: runs.length > 1 ? texts.text("run", { number: run.run }) : view.state,
             cells: cellsOf(run),
         }));
         view.card = last.card;
@@ -54,26 +54,26 @@ export function describe(node, found, result, signature) {
         view.notes = last.notes.filter((note) => note !== view.reason?.text);
         return view;
     }
-    if (last) view.notes = [texts.CHANGED];
-    if (node.mode === NEVER) view.sentence = texts.MUTED;
-    else if (node.mode === BYPASS) view.sentence = texts.BYPASSED;
-    else if (options.precision === "off") view.sentence = texts.IS_OFF;
-    else if (found.replacedBy !== null) view.sentence = texts.replaced(found.replacedBy);
-    else if (!found.samplers.length) view.sentence = texts.NO_SAMPLER;
-    else if (found.samplers.some((sampler) => sampler.noise === null)) view.sentence = texts.UNKNOWN_STEPS;
+    if (last) view.notes = [texts.text("notes.changed")];
+    if (node.mode === NEVER) view.sentence = texts.text("notes.muted");
+    else if (node.mode === BYPASS) view.sentence = texts.text("notes.bypassed");
+    else if (options.precision === "off") view.sentence = texts.text("notes.off");
+    else if (found.replacedBy !== null) view.sentence = texts.text("notes.replaced", { title: found.replacedBy });
+    else if (!found.samplers.length) view.sentence = texts.text("notes.noSampler");
+    else if (found.samplers.some((sampler) => sampler.noise === null)) view.sentence = texts.text("notes.unknownSteps");
     const used = node.mode === BYPASS ? { ...options, precision: "off" } : options;
     if (node.mode !== NEVER) {
         view.rows = found.samplers
             .filter((sampler) => sampler.noise?.length > 1)
             .map((sampler) => ({
-                title: found.samplers.length > 1 ? sampler.title : texts.EXPECTED,
+                title: found.samplers.length > 1 ? sampler.title : expectedState,
                 cells: expected(sampler.noise, used).map((phase) => ({ phase, state: "planned" })),
             }));
     }
     return view;
 }
 
-/** The element of one node. help: address of the help page, to which "#code" is added. */
+/** The element of one node. help: address of the help page, to which the locale and "#code" are added. */
 export class Timeline {
     constructor(help, onResize = () => {}) {
         this.help = help;
@@ -82,7 +82,6 @@ export class Timeline {
         this.shown = "";
         this.element = make("div", "vc-attention");
         this.element.setAttribute("role", "group");
-        this.element.setAttribute("aria-label", texts.LABEL);
         this.inner = make("div", "vca-inner");
         this.element.append(this.inner);
         this.rows = make("div", "vca-rows");
@@ -99,12 +98,13 @@ export class Timeline {
 
     /** Show `view`, as `describe` gives it; nothing is touched when it is what is there already. */
     show(view) {
-        const key = JSON.stringify(view);
+        const key = JSON.stringify([texts.languageOf(), texts.text("label"), view]);
         if (key === this.shown) return;
         this.shown = key;
+        this.element.setAttribute("aria-label", texts.text("label"));
         const phases = view.rows.flatMap((row) => row.cells.map((cell) => cell.phase));
         this.head.replaceChildren(
-            make("span", "vca-state", phases.length ? `${texts.steps(phases.length)}, ${view.state}` : view.state),
+            make("span", "vca-state", phases.length ? this.headText(phases.length, view.state) : view.state),
         );
         if (view.card) this.head.append(make("span", "vca-card", view.card));
         this.showRows(view.rows);
@@ -114,7 +114,7 @@ export class Timeline {
                 const mark = make("span", "vca-mark");
                 mark.dataset.phase = phase;
                 mark.setAttribute("aria-hidden", "true");
-                entry.append(mark, `${texts.NAMES[phase]} ${n}`);
+                entry.append(mark, texts.text("legend", { phase: texts.phaseName(phase), count: n }));
                 return entry;
             }),
         );
@@ -122,6 +122,10 @@ export class Timeline {
         this.showBadge(view);
         this.showDeclined(view.declined);
         this.measure();
+    }
+
+    headText(count, state) {
+        return texts.text("head", { steps: texts.steps(count), state });
     }
 
     say(sentence) {
@@ -192,7 +196,7 @@ export class Timeline {
         cell.setAttribute("role", "option");
         cell.setAttribute("aria-selected", "false");
         const text = texts.stepText(first, phase, state);
-        cell.title = length > 1 ? `${text} (to step ${first + length})` : text;
+        cell.title = length > 1 ? texts.text("upToStep", { step: text, number: first + length }) : text;
         cell.setAttribute("aria-label", cell.title);
         return cell;
     }
@@ -203,7 +207,7 @@ export class Timeline {
         if (path) this.badge.append(make("span", "vca-path", path));
         if (reason) {
             const words = make("span", "vca-reason", `${reason.text} `);
-            words.append(this.link(reason.code, "What to do", reason.text));
+            words.append(this.link(reason.code, texts.text("whatToDo"), reason.text));
             this.badge.append(words);
         }
     }
@@ -212,8 +216,10 @@ export class Timeline {
         this.list.hidden = !declined.length;
         this.list.replaceChildren(
             ...declined.map(({ code, words, count }) => {
-                const item = make("li", "", texts.declinedText(count));
-                item.append(this.link(code, words, words));
+                const [before, behind] = texts.declinedAround(count);
+                const item = make("li", "", before);
+                const own = texts.reasonWords(code, words);
+                item.append(this.link(code, own, own), behind);
                 return item;
             }),
         );
@@ -221,10 +227,10 @@ export class Timeline {
 
     link(code, text, title) {
         const link = make("a", "vca-link", text);
-        link.href = `${this.help}#${code}`;
+        link.href = `${this.help}?locale=${encodeURIComponent(texts.languageOf())}#${code}`;
         link.target = "_blank";
         link.rel = "noopener";
-        link.title = texts.linkTitle(title);
+        link.title = texts.text("link", { words: title });
         return link;
     }
 
