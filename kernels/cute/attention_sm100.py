@@ -1,5 +1,5 @@
 """Attention for B200 and B300 (sm_100a, sm_103a) on tcgen05: FP8 or INT8 Q K^T, FP8 P V, ExpCast or exp2, V-Smooth
-means inside the recurrence.
+means and key block means inside the recurrence.
 
 A CTA computes 256 query rows of one head, two tiles of 128, with four warpgroups:
 

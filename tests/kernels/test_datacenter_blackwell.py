@@ -73,7 +73,8 @@ def test_kernels_of_the_wheel_serve_after_their_self_test(card):
     assert isinstance(chosen, Chosen) and chosen.kernels.manifest.arch == card.arch and chosen.skipped == ()
     assert len(card.stub.loaded) == len(names(card.arch))
     formats = {"sm_100a": ("fp8", "int8"), "sm_103a": ("fp8",)}[card.arch]
-    eight = (FAST, FAITHFUL, FAST.without_smoothing(), FAITHFUL.without_smoothing())
+    means = [(True, False), (True, True), (False, False)]
+    eight = [replace(plan, demean=demean, key_means=keyed) for plan in (FAST, FAITHFUL) for demean, keyed in means]
     plans = {replace(plan, scores=scores) for plan in eight for scores in formats}
     assert card.seen == {(plan, dtype) for plan in plans for dtype in selftest.DTYPES}
     assert {attend.kernel_name(plan, dtype, card.arch) for plan, dtype in card.seen} == {*names(card.arch)} - {"k_mean"}
@@ -153,21 +154,23 @@ B, H, LKV = 2, 3, 391
 
 
 @pytest.mark.xdist_group("cubins")
-@pytest.mark.parametrize("lq", [1, 128, 129, 300])
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("lq", [1, 129, 300])
 @pytest.mark.parametrize(("arch", "scores"), [("sm_100a", "fp8"), ("sm_100a", "int8"), ("sm_103a", "fp8")])
-def test_the_attention_launch_argument_by_argument(builds, monkeypatch, tmp_path, arch, scores, lq):
+def test_the_attention_launch_argument_by_argument(builds, monkeypatch, tmp_path, arch, scores, lq, keyed):
     name, capability, _ = ARCHS[arch]
     stub = machine(monkeypatch, tmp_path, StubDriver(arch=arch), name, capability)
     library = load_library(builds[arch], DEVICE)
     assert library.load_all() is None
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # CPU tensors have no device number
     q, k, v = (torch.zeros(B, H, n, 128, dtype=torch.bfloat16) for n in (lq, LKV, LKV))
-    plan = replace(FAST, scores=scores)
+    plan = replace(FAST, scores=scores, key_means=keyed)
     out = call.attention_on(library, q, k, v, plan, torch.zeros(B, H, LKV, dtype=torch.uint8), 0.125)
     entries = {entry.sha256: (key, entry) for key, entry in library.manifest.kernels.items()}
     launches = {entries[launched.image][0]: launched for launched in stub.launched}
-    form = "_fp8" * (scores == "fp8")
-    assert {f"q{form}_bf16", f"k{form}_bf16_gather", "v_bf16_gather_means", "sort_order"} <= set(launches)
+    form, means = "_fp8" * (scores == "fp8"), "_means" * keyed
+    q_name, k_name, v_name = f"q{form}_bf16{means}", f"k{form}_bf16_gather{means}", "v_bf16_gather_means"
+    assert {q_name, k_name, v_name, "sort_order"} <= set(launches)
     for launched in stub.launched:
         entry = entries[launched.image][1]
         assert (launched.block, launched.shared, launched.cluster) == (entry.block, entry.shared, entry.cluster)
@@ -180,9 +183,12 @@ def test_the_attention_launch_argument_by_argument(builds, monkeypatch, tmp_path
     assert [struct.unpack("<I", values[name])[0] for name in ("lq", "lkv", "heads")] == [lq, LKV, H]
     assert struct.unpack("<f", values["scale"])[0] == pytest.approx(0.125 * math.log2(math.e), rel=1e-6)
     pointers = {name: struct.unpack("<Q", data)[0] for name, data in values.items() if len(data) == 8}
-    assert set(pointers) == {"q", "k", "v", "qs", "ks", "sv", "mu", "out"} and all(pointers.values())
-    assert pointers["out"] == out.data_ptr() and len(set(pointers.values())) == 8
+    assert set(pointers) == {"q", "k", "v", "qs", "ks", "sv", "mu", "qb", "km", "out"}
+    # Without key means there is no bf16 Q and no key mean; all else is there, and each at its own place.
+    absent = () if keyed else ("qb", "km")
+    assert {name for name, at in pointers.items() if not at} == set(absent)
+    assert len(set(pointers.values()) - {0}) == 10 - len(absent) and pointers["out"] == out.data_ptr()
     # The images that preparation wrote are the ones that attention reads.
-    for kernel, image in ((f"q{form}_bf16", "q"), (f"k{form}_bf16_gather", "k"), ("v_bf16_gather_means", "v")):
+    for kernel, image in ((q_name, "q"), (k_name, "k"), (v_name, "v")):
         index = library.manifest.kernels[kernel].arguments.index(f"{image}_image")
         assert struct.unpack("<Q", launches[kernel].arguments[index])[0] == pointers[image]
