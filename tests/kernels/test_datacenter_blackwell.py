@@ -74,7 +74,8 @@ def test_kernels_of_the_wheel_serve_after_their_self_test(card):
     assert len(card.stub.loaded) == len(names(card.arch))
     formats = {"sm_100a": ("fp8", "int8"), "sm_103a": ("fp8",)}[card.arch]
     eight = (FAST, FAITHFUL, FAST.without_smoothing(), FAITHFUL.without_smoothing())
-    plans = {replace(plan, scores=scores) for plan in eight for scores in formats}
+    keyed = (replace(FAST, key_means=True), replace(FAITHFUL, key_means=True))
+    plans = {replace(plan, scores=scores) for plan in (*eight, *keyed) for scores in formats}
     assert card.seen == {(plan, dtype) for plan in plans for dtype in selftest.DTYPES}
     assert {attend.kernel_name(plan, dtype, card.arch) for plan, dtype in card.seen} == {*names(card.arch)} - {"k_mean"}
 
