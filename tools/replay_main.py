@@ -157,7 +157,8 @@ def prepare(request: dict[str, Any]) -> Job:
     backend, note = choose_backend(request["backend"], plan, case)
     notes = [note] if note else []
     if plan != kernels.PRESETS[request["plan"]]:
-        notes.append(f"On this card {request['plan']} has {plan.scores.upper()} scores.")
+        means = " and key means" * plan.key_means
+        notes.append(f"On this card {request['plan']} has {plan.scores.upper()} scores{means}.")
     lq, lkv, dim = case.q.shape[2], case.k.shape[2], case.q.shape[3]
     if dim not in HEAD_DIMS:
         notes.append(f"In ComfyUI the node leaves this call alone: {REASONS['head_dim'].text}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..plan import PRESETS, Plan
 from . import config, config_mma8, config_nvfp4, config_sm100
@@ -31,12 +31,10 @@ IMAGES: dict[str, tuple[str, ...]] = {
 }
 #: Architectures with tcgen05, whose attention kernels are `config_sm100`'s: two query tiles a block.
 TCGEN05 = tuple(config_sm100.SCORES_OF)
-#: Architecture -> preset -> its format of Q and K there, where that is not the preset's own. FP8 scores cost 1.5 times
-#: the error of INT8 (benchmarks/RESULTS.md), so "faithful" has them only where INT8 is no choice.
-_PRESET_SCORES: dict[str, dict[str, str]] = {
-    "sm_100a": {"fast": "fp8"},
-    "sm_103a": {"fast": "fp8", "faithful": "fp8"},
-}
+#: Architecture -> what its 8-bit presets have that is not their own. FP8 scores have 1.5 times INT8's error, or 2.5
+#: times where K is clustered like V, which key means repair (benchmarks/NOTES.md): so they are taken only where there
+#: is no INT8 product, and never without key means.
+_PRESET_CHANGES: dict[str, dict[str, Any]] = {"sm_103a": {"scores": "fp8", "key_means": True}}
 _CONFIG_OF: dict[str, Callable[[Plan, str], _Named | None]] = {
     "wgmma8": config.config_of,
     "tcgen05": config_sm100.config_of,
@@ -58,11 +56,11 @@ def query_tiles_of_block(arch: str) -> int:
 def preset(arch: str | None, name: str) -> Plan:
     """What the preset `name` (of `plan.PRESETS`) computes on cards of `arch`, or where there are no kernels (None).
 
-    A plan is exact about its formats, a preset is what a creator chose: "fast" has FP8 scores where those are faster.
+    A plan is exact about its formats, a preset is what a creator chose: on B300, which multiplies no integers, "fast"
+    and "faithful" have FP8 scores with key means.
     """
     plan = PRESETS[name]
-    scores = _PRESET_SCORES.get(arch or "", {}).get(name)
-    return plan if scores is None else replace(plan, scores=scores)
+    return replace(plan, **_PRESET_CHANGES.get(arch or "", {})) if plan.scores == "int8" else plan
 
 
 def images_of(arch: str, plan: Plan) -> str | None:

@@ -9,13 +9,15 @@ from . import layouts as lo
 from . import tmem
 from .config import BETA, TOP_LOG2
 from .ptx import max_s32, pack_e4m3, pack_u8
-from .softmax import CODES_PER_BINADE
+from .softmax import CODES_PER_BINADE, MAGIC, MAGIC_BITS
 
 #: y = 8 (u + TOP_LOG2 + 7) + BETA, `spec.expcast`.
 _EXPCAST_OFFSET = CODES_PER_BINADE * (TOP_LOG2 + 7.0) + BETA
 #: What a row maximum m is moved by, relative to itself: more than the roundings of m and of y together, so that the
 #: maximum never rounds up to code 127, which is NaN, however large the scores are.
 _GUARD = 2.0**-22
+#: See `softmax`: two integer scores keep a row maximum from rounding up to code 127 however MAGIC is rounded.
+_MAGIC_GUARDED = MAGIC + 2.0
 #: Columns of one load from tensor memory, and of one store: the first scores are worked on while the others come, the
 #: first P leave while the others are made.
 _LOAD, _STORE = 32, 8
@@ -48,6 +50,24 @@ def maximum3(a, b, c):
     )
 
 
+def float_score(score, one):
+    """An integer score as the fp32 MAGIC + score.
+
+    By IMAD, which the pipe of the FMAs does: conversions and additions would go to that of the row maximum, which then
+    has more to do than the tensor cores. `one`: 1, which the compiler must not know.
+    """
+    return cute.arch.inline_ptx(
+        f"mad.lo.s32 {{$w0}},{{$r0}},{{$r1}},{MAGIC_BITS};", write_only_types=[Float32], read_only_args=[score, one]
+    )
+
+
+def fma(a, b, c):
+    """a b + c, rounded once."""
+    return cute.arch.inline_ptx(
+        "fma.rn.f32 {$w0},{$r0},{$r1},{$r2};", write_only_types=[Float32], read_only_args=[a, b, c]
+    )
+
+
 def load_scores(config, address):
     """This thread's 128 scores, Float32 or Int32."""
     dtype = Float32 if config.scores == "fp8" else Int32
@@ -76,12 +96,17 @@ def make_probabilities(config, address, scores, scale, bias, maximum):
     if expcast:
         for x in (maximum,) if bias is None else (maximum, bias):
             offset = offset - Float32(_GUARD) * cute.arch.fmax(x, -x)
+    if config.scores == "int8":
+        offset = fma(scale, Float32(-_MAGIC_GUARDED), offset)
+        one = Int32(cute.arch.grid_dim()[2])  # the grid is flat
     a, b = (scale, scale), (offset, offset)
     words, sums, last = [], [None, None], None
     for i in range(0, lo.BLOCK, 16):
         pairs = []
         for c in range(0, 16, 2):
-            pair = tuple(x.to(Float32) for x in scores[i + c : i + c + 2])
+            pair = scores[i + c : i + c + 2]
+            if config.scores == "int8":
+                pair = tuple(float_score(x, one) for x in pair)
             y = cute.arch.fma_packed_f32x2(pair, a, b)
             pairs.append(y if expcast else tuple(cute.math.exp2(x, fastmath=True) for x in y))
         if config.exact_sums:

@@ -111,10 +111,13 @@ def test_kernels_of_the_other_one_are_refused(card):
 def test_what_the_kernels_compute_and_what_they_do_not(card):
     card.wheel()
     fast, faithful = (kernels.preset(name, "cuda") for name in ("fast", "faithful"))
-    assert fast == replace(FAST, scores="fp8")
-    assert faithful == (FAITHFUL if card.arch == "sm_100a" else replace(FAITHFUL, scores="fp8"))
+    if card.arch == "sm_100a":
+        assert (fast, faithful) == (FAST, FAITHFUL)
+    else:
+        assert (fast, faithful) == tuple(replace(x, scores="fp8", key_means=True) for x in (FAST, FAITHFUL))
     keyed = replace(fast, key_means=True)
-    for plan in (fast, faithful, fast.without_smoothing(), replace(faithful, scores="fp8"), keyed):
+    plain = replace(fast, key_means=False)
+    for plan in (fast, faithful, fast.without_smoothing(), replace(faithful, scores="fp8"), keyed, plain):
         assert supports("cuda", plan) == Ok("cubin") and supports("cuda", plan, dtype=torch.float16) == Ok("cubin")
     assert bool(supports("cuda", FAST)) == (card.arch == "sm_100a")
     for plan in (FOUR_BIT, replace(keyed, demean=False), replace(fast, score_groups="per_thread")):
@@ -128,8 +131,8 @@ def test_what_the_node_tries(card):
     fast = kernels.preset("fast", "cuda")
     assert PatchOptions().plans(DEVICE) == (fast,)
     assert PatchOptions(precision="4-bit").plans("cuda") == (FOUR_BIT, fast)
-    keyed = replace(fast, key_means=True)
-    assert PatchOptions(plan=keyed).plans(DEVICE) == (keyed, fast)
+    keyed, plain = replace(fast, key_means=True), replace(fast, key_means=False)
+    assert PatchOptions(plan=keyed).plans(DEVICE) == (keyed, plain)
     for options in (PatchOptions(quality="faithful"), PatchOptions(precision="4-bit"), PatchOptions(plan=keyed)):
         assert [bool(supports("cuda", plan)) for plan in options.plans(DEVICE)][-1]
 

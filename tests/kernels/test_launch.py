@@ -233,20 +233,20 @@ def test_every_card_has_a_kernel_for_the_8_bit_presets(arch):
     """With smoothing and without; four_bit where there are NVFP4 units, and 8 bit instead elsewhere."""
     for name in ("fast", "faithful"):
         plan = preset(arch, name)
-        assert replace(plan, scores="int8") == PRESETS[name]
+        assert replace(plan, scores="int8", key_means=False) == PRESETS[name]
         for dtype in (torch.bfloat16, torch.float16):
             assert kernel_name(plan, dtype, arch) and kernel_name(plan.without_smoothing(), dtype, arch)
     assert bool(kernel_name(preset(arch, "four_bit"), torch.bfloat16, arch)) == arch.startswith("sm_12")
 
 
-def test_presets_differ_only_where_fp8_is_the_faster_or_the_only_choice():
+def test_presets_differ_only_where_fp8_is_the_only_choice_and_then_have_key_means():
     found = {
-        (arch, name): preset(arch, name).scores
+        (arch, name): (preset(arch, name).scores, preset(arch, name).key_means)
         for arch in (None, "sm_75", *KERNELS)
         for name in PRESETS
         if preset(arch, name) != PRESETS[name]
     }
-    assert found == {("sm_100a", "fast"): "fp8", ("sm_103a", "fast"): "fp8", ("sm_103a", "faithful"): "fp8"}
+    assert found == {("sm_103a", "fast"): ("fp8", True), ("sm_103a", "faithful"): ("fp8", True)}
 
 
 @pytest.mark.parametrize("plan", [FAST, FAST.without_smoothing(), Plan(key_means=True), Plan(scores="fp8")])

@@ -14,7 +14,7 @@ from vc_attention.kernels.cute.config import BETA, TOP_LOG2
 from vc_attention.kernels.cute.config_sm100 import Sm100Config
 
 from . import formats as fm
-from .attention_model import _array, _gather, _restore
+from .attention_model import _GUARD, _MAGIC, _array, _gather, _restore
 
 _CODES = 8
 
@@ -70,6 +70,8 @@ def _softmax(config, scores, a, bias, maximum):
     b = np.float32(_CODES * (TOP_LOG2 + 7.0) + BETA if expcast else TOP_LOG2) - new + bias
     if expcast:
         b = b - np.float32(2.0**-22) * np.abs(new) - np.float32(2.0**-22) * np.abs(bias)
+    if config.scores == "int8":
+        scores, b = scores + _MAGIC, fm.fma(np.full_like(a, -_GUARD), a, b)
     shape = np.zeros(scores.shape, np.float32)
     y = fm.fma(scores, a[:, None] + shape, b[:, None] + shape)
     if expcast:
