@@ -1,7 +1,7 @@
 """Every check that needs an H100 or H200, one after the other: what a release has to pass on a card.
 
     python benchmarks/check_on_hopper.py build FOLDER                    needs the compiler, no GPU
-    python benchmarks/check_on_hopper.py run FOLDER OUT [--minutes M]    on the card; needs torch and pytest
+    python benchmarks/check_on_hopper.py run FOLDER OUT [--minutes M] [--only NAME,...]   on the card; torch and pytest
 
 `build` compiles the shipped kernels, with PTX and as a wheel, and the trials that run the kernels of other cards there.
 `run` gives every check a process of its own and a time limit, so that one that hangs or fails does not take the others
@@ -44,6 +44,7 @@ def checks(folder: Path, out: Path, minutes: float) -> list[Check]:
     first = ("benchmarks/first_call.py", "--wheel", wheels[0] if wheels else "", *json("first_call"))
     nvfp4 = ("benchmarks/nvfp4_on_sm90.py", str(folder / NVFP4), "--save", str(out / "nvfp4.pt"), *json("nvfp4"))
     guard = ("benchmarks/guard_cost.py", *kernels, "--shapes", "wan720,wan480", *json("guard_cost"))
+    others = ("benchmarks/sanitize_sm90.py", "--kernels", str(folder / RTX), "--as", "sm_120a")
     return [
         Check("first_call", first, 60),
         Check("tests", (*tests, "-p", "no:cacheprovider", "--cubins", shipped), 300),
@@ -54,14 +55,17 @@ def checks(folder: Path, out: Path, minutes: float) -> list[Check]:
         Check("agreement", ("tests/ptx/agreement.py", "--kernels", f"{shipped}/sm_90a", *json("agreement")), 300),
         Check("guard_cost", guard, 60),
         Check("sanitize", ("benchmarks/sanitize_sm90.py", *kernels, "--timeout", "60", *json("sanitize")), 300),
+        Check("sanitize_rtx", (*others, "--timeout", "70", *json("sanitize_rtx")), 300),
     ]
 
 
-def run(folder: Path, out: Path, minutes: float) -> int:
-    """Run all checks; the number of those that failed or were cut."""
+def run(folder: Path, out: Path, minutes: float, only: list[str] | None = None) -> int:
+    """Run the checks (those named in `only`, or all); the number of those that failed or were cut."""
     out.mkdir(parents=True, exist_ok=True)
     rows = []
     for check in checks(folder, out, minutes):
+        if only and check.name not in only:
+            continue
         began = time.monotonic()
         log = out / f"{check.name}.log"
         with log.open("w", encoding="utf-8") as stream:
@@ -102,13 +106,18 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="where the compiled kernels are")
     parser.add_argument("out", type=Path, nargs="?", help="run: folder for logs and JSON")
     parser.add_argument("--minutes", type=float, default=2.0, help="for the random calls")
+    parser.add_argument("--only", default="", help="run: names of checks, with commas between them")
     arguments = parser.parse_args()
     if arguments.command == "build":
         build(arguments.folder.resolve())
         return 0
     if arguments.out is None:
         parser.error("name the folder that logs and JSON go to")
-    return 1 if run(arguments.folder.resolve(), arguments.out.resolve(), arguments.minutes) else 0
+    only = [name for name in arguments.only.split(",") if name]
+    unknown = set(only) - {check.name for check in checks(arguments.folder, arguments.out, arguments.minutes)}
+    if unknown:
+        parser.error(f"there is no check {', '.join(sorted(unknown))}")
+    return 1 if run(arguments.folder.resolve(), arguments.out.resolve(), arguments.minutes, only) else 0
 
 
 if __name__ == "__main__":

@@ -336,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error)
         return 2
     for row in rows:
-        for plan in () if row.options is None else row.options.plans():
+        for plan in () if row.options is None else row.options.plans(scale.device)[:1]:
             verdict = supports(scale.device, plan, dtype=scale.dtype, backend=scale.backend)
             if isinstance(verdict, Reason):
                 print(f"{row.name} cannot run here: {verdict.text}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from vc_attention.benchmarks.comfyui_model import Scale
-from vc_attention.kernels import FAST
+from vc_attention.kernels import preset
 from vc_attention.nodes.hook import attach
 from vc_attention.nodes.options import PatchOptions
 
@@ -93,7 +93,7 @@ def _ours(scale: Scale) -> list[Row]:
 
     chosen: dict[str, Any] = {"min_tokens": scale.min_tokens, "backend": scale.backend}
     fast, faithful = PatchOptions(quality="fast", **chosen), PatchOptions(quality="faithful", **chosen)
-    keyed = PatchOptions(plan=replace(FAST, key_means=True), **chosen)
+    keyed = PatchOptions(plan=replace(preset("fast", scale.device), key_means=True), **chosen)
     return [
         Row("vc:fast", "VC-Attention Patch, fast", node(quality="fast", **chosen), fast),
         Row("vc:keys", "VC-Attention, fast + key means", lambda model: attach(model, keyed), keyed),

@@ -54,6 +54,9 @@ PLANS: dict[str, tuple[Plan, bool]] = {
     "sequence-order means, exp2, per-thread": (replace(FAITHFUL, **FINE), False),
     "FP8 scores, exp2, per-thread": (replace(FAITHFUL, scores="fp8", **FINE), True),
     "FP8 scores + key means, exp2, per-thread": (replace(FAITHFUL, scores="fp8", key_means=True, **FINE), True),
+    "faithful with FP8 scores, per-warp": (replace(FAITHFUL, scores="fp8"), True),
+    "fast with FP8 scores, per-warp": (replace(FAST, scores="fp8"), True),
+    "fast with FP8 scores + key means, per-warp": (replace(FAST, scores="fp8", key_means=True), True),
     "INT8 values, exp2, per-thread": (replace(FAITHFUL, values="int8", **FINE), True),
     "INT8 values without means, exp2, per-thread": (
         replace(FAITHFUL, values="int8", **FINE).without_smoothing(),

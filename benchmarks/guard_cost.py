@@ -33,7 +33,7 @@ _spec.loader.exec_module(_module)
 _module.load_pack()
 
 from vc_attention import kernels  # noqa: E402
-from vc_attention.kernels import FAST, Reason, guard  # noqa: E402
+from vc_attention.kernels import Reason, guard  # noqa: E402
 from vc_attention.kernels.launch import attend  # noqa: E402
 
 #: Name -> tokens, heads (batch 1, head dimension 128).
@@ -129,12 +129,13 @@ def bench(name: str, device: torch.device, steps: int, phases: int, rounds: int)
     """One shape's row, and the faults found."""
     length, heads = SHAPES[name]
     q, k, v = tensors(length, heads, device)
-    ours = not isinstance(kernels.supports(device, FAST), Reason)
+    plan = kernels.preset("fast", device)
+    ours = not isinstance(kernels.supports(device, plan), Reason)
     labels = kernels.group(v).labels if ours else None
 
     def attention(key: torch.Tensor = k) -> torch.Tensor:
         if ours:
-            return kernels.attention(q, key, v, FAST, labels)
+            return kernels.attention(q, key, v, plan, labels)
         return torch.nn.functional.scaled_dot_product_attention(q, key, v)
 
     out = attention()
@@ -154,7 +155,7 @@ def bench(name: str, device: torch.device, steps: int, phases: int, rounds: int)
     peak = peak_bytes(calls["guard"], device)
     took = milliseconds(calls, device, rounds, 3)
     share, share_all = (phases * took[row] / (steps * took["attention"]) for row in ("guard", "all heads"))
-    least = kernels.least_agreement(FAST)
+    least = kernels.least_agreement(plan)
     faults = []
     if name == BAR_SHAPE and share >= BAR:
         faults.append(f"{name}: the guard takes {100 * share:.2f} % of a clip's attention; the bar is {100 * BAR} %")

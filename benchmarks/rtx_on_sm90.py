@@ -47,7 +47,8 @@ def compare(library: Library, seed: int) -> dict:
     if dice.random() < 0.6:
         plan = dice.choice((plan.without_smoothing(), replace(plan, key_means=True)))
     dtype = dice.choice((torch.bfloat16, torch.float16))
-    shape = (dice.randint(1, 2), dice.randint(1, 4), int(2 ** dice.uniform(0, 12)), int(2 ** dice.uniform(0, 12)))
+    # From two keys on: a single one is its own mean, and the rounding noise that is left of it has no scale to compare.
+    shape = (dice.randint(1, 2), dice.randint(1, 4), int(2 ** dice.uniform(0, 12)), int(2 ** dice.uniform(1, 12)))
     q, k, v = tensors(*shape, dice.choice(LAYOUTS), dtype, seed)
     labels = None
     if dice.random() < 0.5:

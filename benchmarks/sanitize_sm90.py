@@ -1,6 +1,8 @@
 """A small whole call of every plan, and grouping, under the tools of compute-sanitizer, in one table.
 
-    python benchmarks/sanitize_sm90.py [--kernels FOLDER] [--tools memcheck,racecheck,initcheck,synccheck] [--json FILE]
+    python benchmarks/sanitize_sm90.py [--kernels FOLDER [--as ARCH]] [--tools memcheck,...] [--json FILE]
+
+--as: the kernels in FOLDER are those of another architecture that run here as well (`kernels/build.py --trial rtx`).
 
 compute-sanitizer comes with the CUDA toolkit. Each tool runs this script once more as its child; a child that outlasts
 `--timeout` is ended and the table names the case in which it hung. torch's caching allocator is off in the child, so
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,10 +37,10 @@ FINDING = re.compile(
 )
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)")
 #: Relative error that no plan comes near on these shapes (0.007 to 0.015).
-WORST = 0.03
+WORST, WORST_FOUR_BIT = 0.03, 0.25
 
 
-def child(kernels_folder: Path | None) -> int:
+def child(kernels_folder: Path | None, arch: str) -> int:
     """Run every case on the device, saying which; what compute-sanitizer prints in between belongs to it."""
     spec = importlib.util.spec_from_file_location("vc_pack", ROOT / "tools" / "pack.py")
     module = importlib.util.module_from_spec(spec)
@@ -46,34 +49,51 @@ def child(kernels_folder: Path | None) -> int:
     import torch
     from vc_attention import kernels
     from vc_attention.benchmarks import preparation_checks, stress_checks
-    from vc_attention.kernels.launch import attend, call
+    from vc_attention.kernels.launch import attend, call, prepare
+    from vc_attention.kernels.launch.loader import load_library
 
     if not torch.cuda.is_available():
         print("There is no NVIDIA GPU that torch can use here.")
         return 2
-    if kernels_folder:
+    plans = dict(stress_checks.PLANS)
+    if arch:
+        library = preparation_checks.must(load_library(kernels_folder, torch.device("cuda", 0)))
+        library.manifest = replace(library.manifest, arch=arch)
+        four = {"four bit": kernels.FOUR_BIT, "four bit plain": kernels.FOUR_BIT.without_smoothing()}
+        plans |= {**four, "four bit key means": replace(kernels.FOUR_BIT, key_means=True)}
+    elif kernels_folder:
         attend.PREBUILT = kernels_folder
+
+    def attention(q, k, v, plan, labels):
+        if arch:
+            return call.attention_on(library, q, k, v, plan, labels, None)
+        return kernels.attention(q, k, v, plan, labels, backend="cubin")
+
+    def group(v, previous=None):
+        # Not `kernels.group`, which would fall back to plain torch.
+        found = prepare.group(library, v, 0, previous) if arch else call.group(v, 0, previous)
+        return preparation_checks.must(found)
+
     for b, h, lq, lkv in SHAPES:
         host = preparation_checks.tensors(b, h, lq, lkv, "heads", torch.bfloat16, lkv, "cpu")
         q, k, v = (x.cuda() for x in host)
         true = stress_checks.exact(*host)[1]
         print(STARTED, f"grouping {(b, h, lq, lkv)}", flush=True)
-        # Not `kernels.group`, which would fall back to plain torch.
-        _, centroids = preparation_checks.must(call.group(v, 0, None))
-        labels, _ = preparation_checks.must(call.group(v, 0, centroids))
+        _, centroids = group(v)
+        labels, _ = group(v, centroids)
         torch.cuda.synchronize()
         if int(labels.cpu().max()) >= centroids.shape[-2]:
             print("A label names no group.")
             return 1
         print(PASSED, f"grouping {(b, h, lq, lkv)}", flush=True)
-        for name, plan in stress_checks.PLANS.items():
+        for name, plan in plans.items():
             for used, how in ((labels, "grouped"), (None, "in order")):
                 case = f"{name}, {how} {(b, h, lq, lkv)}"
                 print(STARTED, case, flush=True)
-                out = kernels.attention(q, k, v, plan, used, backend="cubin")
+                out = attention(q, k, v, plan, used)
                 torch.cuda.synchronize()
                 error = float(stress_checks.relative(out.cpu(), true))
-                if not error < WORST:
+                if not error < (WORST_FOUR_BIT if plan.scores == "nvfp4" else WORST):
                     print(f"The relative error is {error:.3f}.")
                     return 1
                 print(PASSED, case, flush=True)
@@ -86,11 +106,12 @@ def sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or next((str(path) for path in candidates if path.is_file()), None)
 
 
-def run_tool(program: str, tool: str, kernels_folder: Path | None, timeout: float) -> dict[str, object]:
+def run_tool(program: str, tool: str, kernels_folder: Path | None, arch: str, timeout: float) -> dict[str, object]:
     """One child under `tool`: what it found, in which cases, and how it ended."""
     command = [program, "--tool", tool, "--print-limit", "50", "--error-exitcode", "9"]
     command += [sys.executable, str(Path(__file__).resolve()), "--child"]
     command += ["--kernels", str(kernels_folder)] if kernels_folder else []
+    command += ["--as", arch] if arch else []
     start = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -138,20 +159,23 @@ def verdict(lines: list[str], status: int | None) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernels", type=Path, help="folder that contains sm_90a, instead of the installed kernels")
+    parser.add_argument("--as", dest="arch", default="", help="take the kernels in FOLDER for those of ARCH")
     parser.add_argument("--tools", default=",".join(TOOLS))
     parser.add_argument("--timeout", type=float, default=150.0, help="seconds for each tool")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.arch and not arguments.kernels:
+        parser.error("--as needs --kernels")
     if arguments.child:
-        return child(arguments.kernels)
+        return child(arguments.kernels, arguments.arch)
     program = sanitizer()
     if program is None:
         print("compute-sanitizer is neither on PATH nor in CUDA_HOME; it comes with the CUDA toolkit.")
         return 2
     results = []
     for tool in arguments.tools.split(","):
-        results.append(run_tool(program, tool, arguments.kernels, arguments.timeout))
+        results.append(run_tool(program, tool, arguments.kernels, arguments.arch, arguments.timeout))
         print(f"{tool}: {results[-1]['verdict']} after {results[-1]['seconds']} s", flush=True)
     print("\n| tool | verdict | cases passed | reported | seconds |\n|---|---|---|---|---|")
     for row in results:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -176,17 +178,32 @@ def spec_call(q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None
     return kernels.attention(q, k, v, plan, labels, scale, backend="spec")
 
 
-def dirty_memory(byte: int, large: int = 2 << 30, small: int = 64 << 20) -> None:
-    """Leave `byte` in the memory that torch's allocator hands out next, so that workspaces hold what no kernel expects.
+@contextmanager
+def dirty_memory(byte: int) -> Iterator[list[int]]:
+    """Fill the memory that `torch.empty` and `torch.empty_like` hand out on a GPU with `byte`, so that workspaces hold
+    what no kernel expects. Yields a list that gets the bytes of each such tensor.
 
-    large, small: bytes for its two pools, requests of more and of less than 1 MB.
+    Filling the allocator's pools before the calls would depend on which of its blocks it hands out.
     """
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    sizes = [large, *[512 << 10] * (small >> 19)]
-    blocks = [torch.full((size,), byte, dtype=torch.uint8, device="cuda") for size in sizes]
-    del blocks
-    torch.cuda.synchronize()
+    filled: list[int] = []
+
+    def dirty(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*arguments: Any, **options: Any) -> Tensor:
+            tensor = make(*arguments, **options)
+            if tensor.is_cuda and tensor.numel():
+                storage = tensor.untyped_storage()
+                originals[0](0, dtype=torch.uint8, device=tensor.device).set_(storage).fill_(byte)
+                filled.append(storage.nbytes())
+            return tensor
+
+        return made
+
+    originals = torch.empty, torch.empty_like
+    torch.empty, torch.empty_like = map(dirty, originals)  # type: ignore[assignment]
+    try:
+        yield filled
+    finally:
+        torch.empty, torch.empty_like = originals  # type: ignore[assignment]
 
 
 @dataclass

@@ -86,10 +86,10 @@ def main() -> int:
         return 2
     if arguments.device != "cpu":
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-        checks.dirty_memory(0xFF)
 
     def attention(q, k, v, plan, labels, scale):
-        return kernels.attention(q, k, v, plan, labels, scale, backend=arguments.backend)
+        with checks.dirty_memory(0xFF):
+            return kernels.attention(q, k, v, plan, labels, scale, backend=arguments.backend)
 
     start = time.monotonic()
     stress = checks.Stress(attention, arguments.device)

@@ -7,7 +7,7 @@ from .measures import add_sums, error_sums, measures, sampled_sums
 from .ops import attention
 from .plan import BLOCK, EXACT, FAITHFUL, FAST, FOUR_BIT, PRESETS, Plan
 from .reasons import Ok, Reason, UnsupportedError
-from .registry import BackendStatus, backends, describe_device, supports
+from .registry import BackendStatus, backends, describe_device, preset, supports
 
 __all__ = [
     "BLOCK",
@@ -32,6 +32,7 @@ __all__ = [
     "group",
     "least_agreement",
     "measures",
+    "preset",
     "sample_heads",
     "sample_rows",
     "sampled_sums",

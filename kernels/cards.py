@@ -40,7 +40,8 @@ class Family:
 #: Said of kernels of a family that is `unseen`.
 UNSEEN = (
     "They have been verified by executing their PTX on the CPU and by emulation, not yet on a card like this one; a "
-    "numeric self-test decides on it whether they may run."
+    "numeric self-test decides on it whether they may run. How that went is in the file that `python3 run.py doctor "
+    "--report` writes; please send it, there is nothing personal in it."
 )
 _NO_FP8 = "has no FP8 matrix units, which VC-Attention's kernels need"
 
@@ -50,7 +51,13 @@ FAMILIES: tuple[Family, ...] = (
     Family("ampere", "Ampere (RTX 30, A100, A40)", ((8, 0), (8, 6), (8, 7), (8, 8)), why_not=_NO_FP8),
     Family("ada", "Ada (RTX 40, L40, RTX 6000 Ada)", ((8, 9),), modes="8-bit", unseen=True),
     Family("hopper", "Hopper (H100, H200)", ((9, 0),), modes="8-bit"),
-    Family("blackwell-datacenter", "data-centre Blackwell (B200, B300)", ((10, 0), (10, 3)), modes="8-bit"),
+    Family(
+        "blackwell-datacenter",
+        "data-centre Blackwell (B200, B300)",
+        ((10, 0), (10, 3)),
+        modes="8-bit",
+        unseen=True,
+    ),
     Family("thor", "Jetson Thor", ((10, 1), (11, 0)), why_not="is not one that VC-Attention's kernels are built for"),
     Family(
         "blackwell-rtx",

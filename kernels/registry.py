@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from .cards import OWN_ATTENTION, Verdict, describe
+from .cute import selection
+from .families import arch_of
 from .launch import call
 from .launch.chain import Attempt
 from .launch.compile import Progress
@@ -57,6 +59,17 @@ def _status(attempt: Attempt) -> BackendStatus:
     if not attempt.count:
         return BackendStatus(attempt.backend, False, f"{what}: not yet; that happens at their first use.")
     return BackendStatus(attempt.backend, True, f"{what}: {attempt.count} kernels. {attempt.tested}".rstrip())
+
+
+def preset(name: str, device: torch.device | str | None = None) -> Plan:
+    """The plan that the preset `name` (of `PRESETS`) means on `device`, whichever backend computes it.
+
+    Cards differ in which 8-bit format of Q and K is fast (`cute.selection`). Without an NVIDIA card: the preset itself.
+    """
+    card = device is not None and torch.device(device).type == "cuda"
+    if not card or torch.version.hip is not None or not torch.cuda.is_available():
+        return selection.preset(None, name)
+    return selection.preset(arch_of(torch.cuda.get_device_capability(device)), name)
 
 
 def supports(

@@ -260,7 +260,7 @@ def ours(
 ) -> dict[str, Run]:
     """Row -> call for each kind of step of VC-Attention, in the first plan of `options` that this device can run."""
     refusal = ""
-    for chosen in options.plans():
+    for chosen in options.plans(q.device):
         # fp32 goes to the kernels as bf16 where they do not take it, as in a run
         for dtype in (q.dtype, torch.bfloat16) if q.dtype == torch.float32 else (q.dtype,):
             verdict = supports(q.device, chosen, q.shape[-1], dtype, progress=compiling)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..kernels import Reason
+from ..kernels import Plan, Reason
 
 #: Why one attention call stays with ComfyUI's own attention: code -> sentence. `web/docs` has one entry for each code.
 REASONS: dict[str, Reason] = {
@@ -119,6 +119,13 @@ NOT_KEPT = (
     "again where they were needed; that costs a little time, not quality."
 )
 DEGRADED = "4-bit has no kernel for this device, so 8-bit runs instead."
+KEYLESS = "Key means have no kernel for this device, so the same plan runs without them."
+
+
+def degraded(asked: Plan) -> str:
+    """What runs instead of the plan that was asked for and that this device has no kernel for."""
+    return DEGRADED if asked.values == "nvfp4" else KEYLESS
+
 
 #: On the nodes that look at a run.
 NO_PATCH = (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ..kernels import FAITHFUL, FAST, FOUR_BIT, Plan
+import torch
+
+from ..kernels import FOUR_BIT, Plan, preset
 
 PRECISIONS = ("auto", "8-bit", "4-bit", "off")
 QUALITIES = ("fast", "faithful")
@@ -136,14 +138,15 @@ class PatchOptions:
         """Whether the model gets patched at all."""
         return self.precision != "off" or self.plan is not None
 
-    def plans(self) -> tuple[Plan, ...]:
-        """The plans to try, in order; the kernels' registry says which of them the card can run.
+    def plans(self, device: torch.device | str | None = None) -> tuple[Plan, ...]:
+        """The plans to try on `device`, in order; the kernels' registry says which of them the card can run.
 
-        "auto" means 8 bit, the choice that is closest to 16 bit; "4-bit" falls back to 8 bit where it has no kernel.
+        "auto" means 8 bit, the choice that is closest to 16 bit; "4-bit" falls back to 8 bit where it has no kernel,
+        and a plan with key means to the same without them.
         """
         if self.plan is not None:
-            return (self.plan,)
-        eight = FAITHFUL if self.quality == "faithful" else FAST
+            return (self.plan, replace(self.plan, key_means=False)) if self.plan.key_means else (self.plan,)
+        eight = preset(self.quality, device)
         return (FOUR_BIT, eight) if self.precision == "4-bit" else (eight,)
 
     @property

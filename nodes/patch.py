@@ -10,7 +10,7 @@ from comfy_api.latest import io
 from ..kernels import Ok, set_folder, supports
 from . import host, live
 from .hook import attach, session_of
-from .messages import DEGRADED, DESCRIPTION, DISPLAY_NAME, OFF, TOOLTIPS, ready
+from .messages import DESCRIPTION, DISPLAY_NAME, OFF, TOOLTIPS, degraded, ready
 from .options import (
     BACKENDS,
     GROUPINGS,
@@ -126,13 +126,13 @@ def check_blocks(dense_blocks: str) -> bool | str:
 def first_words(patched: Any, options: PatchOptions, node_id: str | None) -> str:
     """What the node says before the first run. Kernels are loaded and tested, and compiled if need be, here."""
     device = getattr(patched, "load_device", torch.device("cpu"))
-    plans = options.plans()
+    plans = options.plans(device)
     progress = host.progress(node_id)
     verdicts = [supports(device, plan, backend=options.backend, progress=progress) for plan in plans]
     verdict, text = verdicts[0], str(verdicts[0])
     for index, found in enumerate(verdicts):
         if isinstance(found, Ok):
-            verdict, text = found, ready(found.backend, found.note) if index == 0 else DEGRADED
+            verdict, text = found, ready(found.backend, found.note) if index == 0 else degraded(plans[0])
             break
     live.ready(node_id, device, verdict, text)
     return text

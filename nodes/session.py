@@ -17,7 +17,7 @@ from . import host
 from .call import Call
 from .guard import GuardError
 from .live import Live
-from .messages import DEGRADED, REASONS, failed, non_finite, stopped
+from .messages import REASONS, degraded, failed, non_finite, stopped
 from .options import PatchOptions
 from .schedule import NOWHERE, Position, Schedule
 from .state import GroupState
@@ -172,7 +172,7 @@ class Session:
     def _find_route(self, device: torch.device, head_dim: int, dtype: torch.dtype) -> Route | Reason:
         refusals: list[Reason] = []
         progress = host.progress(self.node_id)
-        plans = self.options.plans()
+        plans = self.options.plans(device)
         for plan in plans:
             # fp32 goes to the kernel as it is where there is one for it, and as bf16, with fp32's range, elsewhere.
             for number in (dtype, torch.bfloat16) if dtype == torch.float32 else (dtype,):
@@ -181,7 +181,7 @@ class Session:
                     if verdict.note:
                         self.note(verdict.note)
                     if plan is not plans[0]:
-                        self.note(DEGRADED)
+                        self.note(degraded(plans[0]))
                     return Route(plan, number, verdict.backend)
                 refusals.append(verdict)
         return refusals[0]

@@ -152,10 +152,13 @@ def prepare(request: dict[str, Any]) -> Job:
     """Everything that can be wrong with a request, checked before anything long starts."""
     case = load(request["case"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    plan = kernels.PRESETS[request["plan"]]
+    plan = kernels.preset(request["plan"], device)
     case = Case(*(tensor.to(device) for tensor in case[:3]), case.scale)
     backend, note = choose_backend(request["backend"], plan, case)
     notes = [note] if note else []
+    if plan != kernels.PRESETS[request["plan"]]:
+        means = " and key means" * plan.key_means
+        notes.append(f"On this card {request['plan']} has {plan.scores.upper()} scores{means}.")
     lq, lkv, dim = case.q.shape[2], case.k.shape[2], case.q.shape[3]
     if dim not in HEAD_DIMS:
         notes.append(f"In ComfyUI the node leaves this call alone: {REASONS['head_dim'].text}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,12 @@ import torch
 from torch import Tensor
 
 from ... import kernels
-from ...kernels import FAITHFUL, FAST, Plan, Reason, UnsupportedError
+from ...kernels import Plan, Reason, UnsupportedError
 from ...kernels.families import arch_of
 from ...kernels.launch import attend, call, prepare
 from ...kernels.launch.loader import Library
 from ...kernels.timing import Call
 
-PLANS = {"fast": FAST, "fast + key means": Plan(key_means=True), "faithful": FAITHFUL}
 ALONE = "kernel alone"
 REUSE = "reuse step"
 #: The call whose memory is measured: what most steps of a grouped clip are.
@@ -39,7 +39,7 @@ def use(folder: Path | None) -> str:
                 f"{arch}, with a manifest.json."
             )
         attend.PREBUILT = inside.parent
-    verdict = kernels.supports(device, FAST)
+    verdict = kernels.supports(device, kernels.preset("fast", device))
     if isinstance(verdict, Reason):
         return verdict.text
     loaded = library()
@@ -67,6 +67,15 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def plans(device: torch.device, dtype: torch.dtype) -> dict[str, Plan]:
+    """The presets as `device` computes them, and key means where its kernels have them."""
+    fast, faithful = (kernels.preset(name, device) for name in ("fast", "faithful"))
+    found = {"fast": fast, "fast + key means": replace(fast, key_means=True), "faithful": faithful}
+    if isinstance(kernels.supports(device, found["fast + key means"], dtype=dtype), Reason):
+        del found["fast + key means"]
+    return found
+
+
 def rows(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Call]:
     """Row -> call, each returning [B, H, L, D]. All but "kernel alone" start from q, k, v.
 
@@ -77,7 +86,7 @@ def rows(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Call]:
     labels = warm.labels
     out = torch.empty((q.shape[0], q.shape[2], q.shape[1], q.shape[3]), dtype=q.dtype, device=q.device)
     found: dict[str, Call] = {}
-    for title, plan in PLANS.items():
+    for title, plan in plans(q.device, q.dtype).items():
         images = prepare.prepare(library(), q, k, v, plan, labels)
         if isinstance(images, Reason):
             raise UnsupportedError(images)

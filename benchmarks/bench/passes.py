@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, empty_like
 
-from ...kernels import FAST, Plan, Reason, UnsupportedError
+from ...kernels import Reason, UnsupportedError
+from ...kernels.cute import selection
 from ...kernels.launch import prepare as prep
 from ...kernels.launch.loader import Library
 from ...kernels.timing import Call, Device, take_turns
@@ -75,10 +77,11 @@ def launch_bytes(name: str, arguments: Sequence[Any]) -> int:
 def calls_of(library: Library, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], Any]]:
     """Every kind of preparation and grouping on these tensors. q, k, v: [B, H, L, 128], bf16 or fp16."""
     labels, centroids = must(prep.group(library, v))
-    keyed, bare = Plan(key_means=True), FAST.without_smoothing()
+    fast = selection.preset(library.manifest.arch, "fast")
+    keyed, bare = replace(fast, key_means=True), fast.without_smoothing()
     return {
-        "preparation, reuse step": lambda: prep.prepare(library, q, k, v, FAST, labels),
-        "preparation, plain step": lambda: prep.prepare(library, q, k, v, FAST),
+        "preparation, reuse step": lambda: prep.prepare(library, q, k, v, fast, labels),
+        "preparation, plain step": lambda: prep.prepare(library, q, k, v, fast),
         "preparation, reuse step with key means": lambda: prep.prepare(library, q, k, v, keyed, labels),
         "preparation without means": lambda: prep.prepare(library, q, k, v, bare),
         "grouping, cold": lambda: prep.group(library, v),

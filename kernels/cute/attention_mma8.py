@@ -249,14 +249,14 @@ class AttentionMma8:
     def multiply_values(self, f, values, probabilities, rescale):
         """O = alpha O + P V^T, and the row sums with it where the ones rows give them."""
         half = self.config.accumulate == "f16"
+        if not self.config.exact_sums:
+            gain = mma8.product(mma8.mma_e4m3, probabilities, values, range(_SUMS, _SUMS + 1), Float32(0.0))[_SUMS]
+            self.merge(f, _SUMS, rescale, gain)
         for first in range(0, _VALUE_TILES, mma8.INTERLEAVE):
             tiles = range(first, first + mma8.INTERLEAVE)
             mma = mma8.mma_e4m3_f16 if half else mma8.mma_e4m3
             for i, gain in mma8.product(mma, probabilities, values, tiles, Float32(0.0)).items():
                 self.merge(f, i, rescale, [x for word in gain for x in unpack2(word, True)] if half else gain)
-        if not self.config.exact_sums:
-            gain = mma8.product(mma8.mma_e4m3, probabilities, values, range(_SUMS, _SUMS + 1), Float32(0.0))[_SUMS]
-            self.merge(f, _SUMS, rescale, gain)
 
     @staticmethod
     def merge(f, i, rescale, gain):

@@ -247,6 +247,8 @@ class AttentionNvfp4:
             gain = self.multiply(f, values, lo.V_CODE_BYTES, n, p, p_scales)
             for i in range(8):
                 f.acc[4 * n + i] = f.acc[4 * n + i] * rescale[i % 4 // 2] + gain[i]
+        # One lane arrives for all, whose reads must come before. The MMAs keep them together in fact, not by the rules.
+        cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(bars.empty + stage)
         if self.config.demean:

@@ -12,12 +12,20 @@ from functools import partial
 
 from .buildable import Buildable
 from .config_mma8 import LOADER_OF
+from .selection import scores_of
 
 
 def _sm_90a() -> list[Buildable]:
     from . import attention_sm90, preparation
 
     return [*attention_sm90.buildables(), *preparation.buildables()]
+
+
+def _datacenter_blackwell(arch: str) -> list[Buildable]:
+    """Attention by tcgen05 on the images of sm_90a, with preparation and grouping."""
+    from . import attention_sm100, preparation
+
+    return [*attention_sm100.buildables(arch), *preparation.buildables("wgmma8", scores_of(arch))]
 
 
 def _mma8(arch: str) -> list[Buildable]:
@@ -46,6 +54,8 @@ def _rtx_blackwell(arch: str) -> list[Buildable]:
 KERNELS: dict[str, Callable[[], list[Buildable]]] = {
     "sm_89": partial(_eight_bit, "sm_89"),
     "sm_90a": _sm_90a,
+    "sm_100a": partial(_datacenter_blackwell, "sm_100a"),
+    "sm_103a": partial(_datacenter_blackwell, "sm_103a"),
     "sm_120a": partial(_rtx_blackwell, "sm_120a"),
     "sm_121a": partial(_rtx_blackwell, "sm_121a"),
 }

@@ -1,4 +1,4 @@
-"""Where each element of the sm_90a tile images lives: the only statement of swizzles and token permutations.
+"""Where each element of the sm_90a and sm_100a tile images lives: the only statement of swizzles and permutations.
 
 Attention reads Q, K and V as pre-tiled images, so that a tile is one bulk copy of consecutive bytes. Preparation
 kernels write them, `reference` builds them in torch, tests check them; all three call the functions below.
@@ -7,7 +7,7 @@ The module imports nothing.
 
 BH = B * H heads flattened, nq = query_tiles(Lq), nk = key_tiles(Lkv), nb = 2 nk key blocks, ng = mean_groups(Lkv):
 
-    q   int8  [BH, nq, 128, 128]       rows beyond Lq are zero
+    q   int8  [BH, nq, 128, 128]       rows beyond Lq are zero (FP8 scores: e4m3; so is k)
     qs  fp32  [BH, nq * 128]           scale of each row (16 consecutive rows share a value); rows beyond Lq: 1
     k   int8  [BH, nk, 256, 128]       keys beyond Lkv repeat keys of the last valid block, and within it a single one
     ks  fp32  [BH, nb]                 scale of each block; blocks beyond the last valid one repeat its scale

@@ -72,12 +72,14 @@ class Bulk:
     @cute.jit
     def release_keys(self, j: Int32):
         """This warp no longer reads K tile `j`."""
+        cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.k_empty + j % STAGES)
 
     @cute.jit
     def release_values(self, j: Int32):
         """This warp no longer reads V tile `j`."""
+        cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.v_empty + j % STAGES)
 

@@ -1,4 +1,4 @@
-"""Preparation of K: channel mean, gather, rotate, INT8 with one scale for 128 keys, tile image, block means.
+"""Preparation of K: channel mean, gather, rotate, 8 bit with one scale for 128 keys, tile image, block means.
 
 Three kernels. `k_sum` adds up chunks of tokens of each channel, `k_mean` turns the sums into the mean and its partial
 rotation, `k` makes the image. The rotation is linear, so K enters the tensor core as it was read (16 bit, exact) and
@@ -13,7 +13,7 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.runtime import make_ptr
 
 from . import layouts, simt
-from .prep_q import int8_scale
+from .prep_q import SCORES
 from .rotate import rotate, rotate_partly, signs
 
 #: Tokens that one CTA of `k_sum` adds up.
@@ -142,12 +142,14 @@ class PrepareK:
 
     order: int32 [BH, L] token of each position (unused without `gather`). mean: of `k_mean`. Means: block means as the
     key-mean MMA reads them (only with `means`). layout: module that states the images, `layouts` or `layouts_mma8`.
+    scores: "int8" or "fp8".
     """
 
     SHARED = 8 * 512 + 512 + 128
 
-    def __init__(self, fp16: bool, gather: bool, means: bool, layout=layouts):
+    def __init__(self, fp16: bool, gather: bool, means: bool, layout=layouts, scores: str = "int8"):
         self.fp16, self.gather, self.means, self.layout = fp16, gather, means, layout
+        self.format = SCORES[scores]
 
     @cute.jit
     def __call__(
@@ -197,12 +199,13 @@ class PrepareK:
         for n in range(2):
             for v in simt.shared_load16(slots + 16 * n, Float32):
                 amax = cute.arch.fmax(amax, v)
-        scale, inverse = int8_scale(amax)
+        scale, inverse = self.format.scale(amax)
         at = (head * blocks + block).to(Int64)
         base = image.toint() + at * (layout.BLOCK * 128)
         for r in range(2):
             for i in range(4):
-                words = [simt.int8x4([v * inverse for v in y[r][8 * i + 4 * n : 8 * i + 4 * n + 4]]) for n in range(2)]
+                codes = [v * inverse for v in y[r][8 * i : 8 * i + 8]]
+                words = [self.format.pack(codes[4 * n : 4 * n + 4]) for n in range(2)]
                 simt.store8(base + layout.k_offset(row + 8 * r, 32 * i + 8 * x).to(Int64), words)
         simt.store_float(scales.toint() + at * 4, scale, simt.less(thread, 1))
 
@@ -290,10 +293,10 @@ def build_mean(options=""):
     )
 
 
-def build(options="", fp16=False, gather=False, means=False, layout=layouts):
+def build(options="", fp16=False, gather=False, means=False, layout=layouts, scores="int8"):
     kind = cutlass.Float16 if fp16 else cutlass.BFloat16
     return cute.compile(
-        PrepareK(fp16, gather, means, layout), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(cutlass.Int8),
+        PrepareK(fp16, gather, means, layout, scores), _gmem(kind), _gmem(Int32), _gmem(Float32), _gmem(cutlass.Int8),
         _gmem(Float32), _gmem(cutlass.BFloat16), Int64(1), Int64(1), Int64(1), Int32(1), Int32(1), Int32(1), Int32(1),
         cuda.CUstream(0), options=options,
     )  # fmt: skip

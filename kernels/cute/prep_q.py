@@ -1,10 +1,13 @@
-"""Preparation of Q: rotate, INT8 with one scale for 16 rows, tile image; optionally the bf16 rows for key means.
+"""Preparation of Q: rotate, 8 bit with one scale for 16 rows, tile image; optionally the bf16 rows for key means.
 
 One CTA makes one 128-row tile, one warp 16 rows of it. Nothing but the image and the scales reaches memory. Where the
 bytes go is a layout module's matter: `layouts` or `layouts_mma8`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -14,19 +17,29 @@ from cutlass.cute.runtime import make_ptr
 from . import layouts, simt
 from .rotate import NORMALISE, rotate, signs
 
-#: amax / 127 at or below this quantises to zeros with scale 1 (the specification's rule, at its tiny value).
+#: A scale at or below this quantises to zeros with scale 1 (the specification's rule, at its tiny value).
 TINY = 1.1754943508222875e-38
 
 
-def int8_scale(amax):
-    """(scale, reciprocal) of unnormalised rotated values whose largest magnitude is `amax`."""
-    scale = simt.divide(amax * NORMALISE, Float32(127.0))
-    usable = simt.ptx(
-        "{.reg .pred p; setp.gt.f32 p, {$r0}, {$r1}; selp.s32 {$w0}, 1, 0, p;}", Int32, [scale, Float32(TINY)]
-    )
-    return simt.select(usable, scale, Float32(1.0)), simt.select(
-        usable, simt.divide(Float32(127.0), amax), Float32(0.0)
-    )
+@dataclass(frozen=True)
+class ScoreFormat:
+    """An 8-bit format of Q and K (`Plan.scores`). top: largest code. pack: four Float32 as codes of one word."""
+
+    top: float
+    pack: Callable
+
+    def scale(self, amax):
+        """(scale, reciprocal) of unnormalised rotated values whose largest magnitude is `amax`."""
+        scale = simt.divide(amax * NORMALISE, Float32(self.top))
+        usable = simt.ptx(
+            "{.reg .pred p; setp.gt.f32 p, {$r0}, {$r1}; selp.s32 {$w0}, 1, 0, p;}", Int32, [scale, Float32(TINY)]
+        )
+        return simt.select(usable, scale, Float32(1.0)), simt.select(
+            usable, simt.divide(Float32(self.top), amax), Float32(0.0)
+        )
+
+
+SCORES = {"int8": ScoreFormat(127.0, simt.int8x4), "fp8": ScoreFormat(448.0, simt.e4m3x4)}
 
 
 def load_rows(rows, length, tile, row, x):
@@ -49,10 +62,13 @@ def store_rows(layout, base, raw, row, x, fp16):
 
 
 class PrepareQ:
-    """Kernel `q`: grid (BH, nq), block 256, no dynamic shared memory. layout: module that states the images."""
+    """Kernel `q`: grid (BH, nq), block 256, no dynamic shared memory. layout: module that states the images.
 
-    def __init__(self, fp16: bool, means: bool, layout=layouts):
-        self.fp16, self.means, self.layout = fp16, means, layout
+    scores: "int8" or "fp8".
+    """
+
+    def __init__(self, fp16: bool, means: bool, layout=layouts, scores: str = "int8"):
+        self.fp16, self.means, self.layout, self.format = fp16, means, layout, SCORES[scores]
 
     @cute.jit
     def __call__(
@@ -104,12 +120,13 @@ class PrepareQ:
         amax = Float32(0.0)
         for v in y[0] + y[1]:
             amax = simt.max_abs(amax, v)
-        scale, inverse = int8_scale(simt.warp_max(amax))
+        scale, inverse = self.format.scale(simt.warp_max(amax))
         at = (head * tiles + tile).to(Int64)
         base = image.toint() + at * (layout.QUERY_TILE * 128)
         for r in range(2):
             for i in range(4):
-                words = [simt.int8x4([v * inverse for v in y[r][8 * i + 4 * n : 8 * i + 4 * n + 4]]) for n in range(2)]
+                codes = [v * inverse for v in y[r][8 * i : 8 * i + 8]]
+                words = [self.format.pack(codes[4 * n : 4 * n + 4]) for n in range(2)]
                 simt.store8(base + layout.q_offset(row + 8 * r, 32 * i + 8 * x).to(Int64), words)
         slot = scales.toint() + (at * layout.QUERY_TILE + (warp * 16 + lane % 16).to(Int64)) * 4
         simt.store_float(slot, scale)
@@ -117,11 +134,11 @@ class PrepareQ:
             store_rows(layout, rows16.toint() + at * (layout.QUERY_TILE * 256), raw, row, x, self.fp16)
 
 
-def build(options="", fp16=False, means=False, layout=layouts):
+def build(options="", fp16=False, means=False, layout=layouts, scores="int8"):
     """Compile for the current target; the cubin is kept where `options` says."""
     kind = cutlass.Float16 if fp16 else cutlass.BFloat16
     gmem = lambda t, align=16: make_ptr(t, 0, cute.AddressSpace.gmem, assumed_align=align)  # noqa: E731
     return cute.compile(
-        PrepareQ(fp16, means, layout), gmem(kind), gmem(cutlass.Int8), gmem(Float32), gmem(cutlass.BFloat16),
+        PrepareQ(fp16, means, layout, scores), gmem(kind), gmem(cutlass.Int8), gmem(Float32), gmem(cutlass.BFloat16),
         Int64(1), Int64(1), Int64(1), Int32(1), Int32(1), Int32(1), Int32(1), cuda.CUstream(0), options=options,
     )  # fmt: skip

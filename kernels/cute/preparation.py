@@ -1,7 +1,7 @@
 """Every 8-bit preparation and grouping kernel, for the build; `kernels.launch.prepare` launches them by these names.
 
 The names are the same for every architecture: which image the kernels write is that of the attention kernels beside
-them (`selection`).
+them (`selection`). Kernels that make FP8 scores' operands are called by that format.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ ROWS = "batch * heads, rows of tiles, 1"
 _IMAGES = {"wgmma8": (layouts, prep_v.ImageV()), "mma8": (layouts_mma8, prep_v.PanelImageV())}
 
 
-def buildables(images="wgmma8"):
-    """The kernels, both 16-bit input formats, in a fixed order. images: kind of 8-bit images that they write."""
+def buildables(images="wgmma8", scores=("int8",)):
+    """The kernels, both 16-bit input formats, in a fixed order.
+
+    images: kind of 8-bit images that they write. scores: formats of Q and K.
+    """
     out = [
         Buildable("k_mean", prep_k.build_mean, 0, "batch * heads, 1, 1",
                   ("sums", "mean", "chunks", "length")),
@@ -31,11 +34,11 @@ def buildables(images="wgmma8"):
                   ("labels", "counts", "order", "length")),
     ]  # fmt: skip
     for kind in ("bf16", "fp16"):
-        out += _of_dtype(kind, *_IMAGES[images])
+        out += _of_dtype(kind, *_IMAGES[images], scores)
     return out
 
 
-def _of_dtype(kind, layout, v_image):
+def _of_dtype(kind, layout, v_image, scores):
     fp16 = kind == "fp16"
     grouping = ("centroids", "packed", "bias")
     out = [
@@ -56,19 +59,20 @@ def _of_dtype(kind, layout, v_image):
                       partial(group_update.build_place, fp16=fp16, ranked=ranked), 0, "batch * heads, 32, 1",
                       ("source", "rank", *grouping, "groups", "source_rows"))
         )  # fmt: skip
-    for means in (False, True):
+    flavours = [(form, means) for form in scores for means in (False, True)]
+    for form, means in flavours:
+        build = partial(prep_q.build, fp16=fp16, means=means, layout=layout, scores=form)
         out.append(
-            Buildable(q_name(kind, means), partial(prep_q.build, fp16=fp16, means=means, layout=layout), 0,
-                      ROWS,
-                      ("q", "q_image", "q_scale", "q_rows", *STRIDES))
-        )  # fmt: skip
+            Buildable(q_name(kind, means, form), build, 0, ROWS, ("q", "q_image", "q_scale", "q_rows", *STRIDES))
+        )
     for gather, means in product((False, True), repeat=2):
-        out.append(
-            Buildable(k_name(kind, gather, means),
-                      partial(prep_k.build, fp16=fp16, gather=gather, means=means, layout=layout),
-                      prep_k.PrepareK.SHARED, ROWS,
-                      ("k", "order", "mean", "k_image", "k_scale", "k_means", *STRIDES))
-        )  # fmt: skip
+        for form in (form for form, with_means in flavours if with_means == means):
+            out.append(
+                Buildable(k_name(kind, gather, means, form),
+                          partial(prep_k.build, fp16=fp16, gather=gather, means=means, layout=layout, scores=form),
+                          prep_k.PrepareK.SHARED, ROWS,
+                          ("k", "order", "mean", "k_image", "k_scale", "k_means", *STRIDES))
+            )  # fmt: skip
         flags = {"fp16": fp16, "demean": means, "gather": gather}
         if means or not gather:
             out.append(
@@ -87,12 +91,12 @@ def _name(stem, kind, gather, means):
     return f"{stem}_{kind}" + "_gather" * gather + "_means" * means
 
 
-def q_name(kind, means):
-    return _name("q", kind, False, means)
+def q_name(kind, means, scores="int8"):
+    return _name("q" + "_fp8" * (scores == "fp8"), kind, False, means)
 
 
-def k_name(kind, gather, means):
-    return _name("k", kind, gather, means)
+def k_name(kind, gather, means, scores="int8"):
+    return _name("k" + "_fp8" * (scores == "fp8"), kind, gather, means)
 
 
 def v_name(kind, gather, means, stem="v"):

@@ -13,28 +13,31 @@ from torch import Tensor
 
 from ..launch.images import Images, image_shapes
 from ..plan import Plan
-from ..spec.formats import INT8_MAX, amax_scale, int8
+from ..spec.formats import E4M3_MAX, INT8_MAX, amax_scale, e4m3_encode, int8
 from ..spec.grouping import permutation
 from ..spec.scores import hadamard, smooth_keys
 from ..spec.smoothing import block_means, expand_blocks
 from ..spec.values import quantise_values
 from . import layouts as lo
 
+#: Largest code of each format of Q and K.
+_TOP = {"int8": INT8_MAX, "fp8": E4M3_MAX}
+
 
 def prepare(q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None = None) -> Images:
-    """Images of q [B, H, Lq, 128], k, v [B, H, Lkv, 128] (any floating dtype) for an INT8 / FP8 `plan`.
+    """Images of q [B, H, Lq, 128], k, v [B, H, Lkv, 128] (any floating dtype) for an 8-bit `plan`.
 
     labels: uint8 [B, H, Lkv], the group of each token; None keeps the sequence order.
     """
-    if plan.scores != "int8" or plan.values != "fp8" or plan.score_groups != "per_warp":
-        raise ValueError("The sm_90a images hold scores='int8' with score_groups='per_warp' and values='fp8'.")
+    if plan.scores not in _TOP or plan.values != "fp8" or plan.score_groups != "per_warp":
+        raise ValueError("These images hold INT8 or FP8 scores with score_groups='per_warp' and values='fp8'.")
     if labels is not None:
         order = permutation(labels)[..., None].expand_as(k)
         k, v = k.gather(-2, order), v.gather(-2, order)
     b, h, lq, _ = q.shape
     tensors: dict[str, Any] = {
-        **q_image(q, plan.key_means),
-        **k_image(k, plan.key_means),
+        **q_image(q, plan.key_means, plan.scores),
+        **k_image(k, plan.key_means, plan.scores),
         **v_image(v, plan.demean, plan.clip_means),
     }
     for name, (shape, dtype) in image_shapes(b, h, lq, k.shape[-2], plan).items():
@@ -42,15 +45,15 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, plan: Plan, labels: Tensor | None =
     return Images(b, h, lq, k.shape[-2], **tensors)
 
 
-def q_image(q: Tensor, key_means: bool = False) -> dict[str, Tensor]:
+def q_image(q: Tensor, key_means: bool = False, scores: str = "int8") -> dict[str, Tensor]:
     """q, qs and (for key means) qb of q [B, H, Lq, 128]."""
     heads = q.to(torch.float32).flatten(0, 1)
     n, tiles = heads.shape[0], lo.query_tiles(q.shape[-2])
     padded = torch.nn.functional.pad(heads, (0, 0, 0, tiles * lo.QUERY_TILE - q.shape[-2]))
     rotated = hadamard(padded)
     amax = rotated.unflatten(1, (-1, lo.QUERY_GROUP)).abs().amax((-2, -1))
-    scale = amax_scale(amax, INT8_MAX).repeat_interleave(lo.QUERY_GROUP, 1)
-    codes = int8(rotated, scale[..., None]).to(torch.int8).unflatten(1, (tiles, lo.QUERY_TILE))
+    scale = amax_scale(amax, _TOP[scores]).repeat_interleave(lo.QUERY_GROUP, 1)
+    codes = _codes(rotated, scale[..., None], scores).unflatten(1, (tiles, lo.QUERY_TILE))
     row, channel = _grid(lo.QUERY_TILE, lo.HEAD_DIM, q.device)
     images = {"q": _scatter(codes, lo.q_offset(row, channel), lo.QUERY_TILE * lo.HEAD_DIM), "qs": scale}
     if key_means:
@@ -59,7 +62,7 @@ def q_image(q: Tensor, key_means: bool = False) -> dict[str, Tensor]:
     return {name: x.reshape(n, -1) for name, x in images.items()}
 
 
-def k_image(k: Tensor, key_means: bool = False) -> dict[str, Tensor]:
+def k_image(k: Tensor, key_means: bool = False, scores: str = "int8") -> dict[str, Tensor]:
     """k, ks and (for key means) km of k [B, H, Lkv, 128], already permuted."""
     length, tiles, blocks = k.shape[-2], lo.key_tiles(k.shape[-2]), lo.key_blocks(k.shape[-2])
     smooth = smooth_keys(k.to(torch.float32))
@@ -73,9 +76,9 @@ def k_image(k: Tensor, key_means: bool = False) -> dict[str, Tensor]:
     # V^T and the row-sum rows are zero there. No kernel needs a mask.
     stand_in = rotated[:, last * lo.BLOCK : last * lo.BLOCK + 1].expand(-1, tiles * lo.KEY_TILE - length, -1)
     padded = torch.cat((rotated, stand_in), 1).unflatten(1, (blocks, lo.BLOCK))
-    scale = amax_scale(padded.abs().amax((-2, -1)), INT8_MAX)
+    scale = amax_scale(padded.abs().amax((-2, -1)), _TOP[scores])
     scale[:, last:] = scale[:, last : last + 1]
-    codes = int8(padded, scale[..., None, None]).to(torch.int8).flatten(1, 2).unflatten(1, (tiles, lo.KEY_TILE))
+    codes = _codes(padded, scale[..., None, None], scores).flatten(1, 2).unflatten(1, (tiles, lo.KEY_TILE))
     token, channel = _grid(lo.KEY_TILE, lo.HEAD_DIM, k.device)
     images = {"k": _scatter(codes, lo.k_offset(token, channel), lo.KEY_TILE * lo.HEAD_DIM), "ks": scale}
     if means is not None:
@@ -107,6 +110,13 @@ def v_image(v: Tensor, demean: bool = True, clip_means: bool = False) -> dict[st
         block, channel = _grid(lo.MEAN_WIDTH, lo.HEAD_DIM, v.device)
         images["mu"] = _scatter(means, lo.mu_offset(channel, block), lo.HEAD_DIM * lo.MEAN_WIDTH)
     return images
+
+
+def _codes(x: Tensor, scale: Tensor, scores: str) -> Tensor:
+    """Codes of x / scale: int8, or E4M3 bytes."""
+    if scores == "fp8":
+        return e4m3_encode(x / scale).view(torch.uint8)
+    return int8(x, scale).to(torch.int8)
 
 
 def _grid(rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:

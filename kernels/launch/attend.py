@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..cute import layouts as lo
-from ..cute.selection import kernel_of
+from ..cute.selection import kernel_of, query_tiles_of_block
 from ..plan import Plan
 from ..reasons import Reason
 from .images import Images
@@ -94,10 +94,11 @@ def attend(
     scale = lo.HEAD_DIM**-0.5 if scale is None else scale
     # Whole clusters: a block beyond the last query tile computes that tile again and writes nothing.
     cluster = kernel.entry.cluster
-    grid = (-(-lo.query_tiles(images.lq) // cluster) * cluster, images.batch * images.heads, 1)
-    pointers = (images.q, images.k, images.v, images.qs, images.ks, images.sv, images.mu, images.qb, images.km, out)
-    numbers = (images.lq, images.lkv, images.heads, scale * math.log2(math.e))
-    return kernel.launch(grid, (*pointers, *numbers), stream)
+    blocks = -(-lo.query_tiles(images.lq) // query_tiles_of_block(arch))
+    grid = (-(-blocks // cluster) * cluster, images.batch * images.heads, 1)
+    given = {"out": out, "scale": scale * math.log2(math.e)}
+    arguments = [given[name] if name in given else getattr(images, name) for name in kernel.entry.arguments]
+    return kernel.launch(grid, arguments, stream)
 
 
 def _chosen(device: torch.device) -> Library | Reason:

@@ -18,7 +18,6 @@ _NEEDED = (
     "cuLibraryGetKernel",
     "cuKernelGetFunction",
     "cuFuncSetAttribute",
-    "cuLaunchKernel",
     "cuLaunchKernelEx",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
@@ -60,23 +59,20 @@ class Launch:
         arguments: ctypes.Array[ctypes.c_void_p],
         cluster: int = 1,
     ) -> None:
-        self._cuda, self._function, self._block, self._shared = cuda, function, block, shared
-        self._arguments, self._cluster = arguments, cluster
+        self._cuda, self._arguments = cuda, arguments
         # Numbers and ready-made pointers: converting a ctypes object costs half of a microsecond each time.
         self._handle, self._values = function.value, ctypes.cast(arguments, ctypes.c_void_p).value
         self._attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(cluster, 1, 1))
         sizes = (ctypes.c_uint * 7)(1, 1, 1, *block, shared)
-        self._config = _LaunchConfig(sizes, None, ctypes.addressof(self._attribute), 1)
+        self._config = _LaunchConfig(sizes, None, ctypes.addressof(self._attribute), int(cluster > 1))
         self._sizes, self._address = self._config.sizes, ctypes.addressof(self._config)
 
     def queue(self, grid: tuple[int, int, int], stream: int) -> Reason | None:
         """Start the kernel on `stream` (a CUstream as an integer), in clusters along x. One thread at a time."""
-        if self._cluster > 1:
-            self._sizes[0], self._sizes[1], self._sizes[2] = grid
-            self._config.stream = stream
-            result = self._cuda.launch_clusters(self._address, self._handle, self._values, None)
-        else:
-            result = self._cuda.launch(self._handle, *grid, *self._block, self._shared, stream, self._values, None)
+        # cuLaunchKernel has no clusters, and converting its 11 arguments takes longer than filling in four fields.
+        self._sizes[0], self._sizes[1], self._sizes[2] = grid
+        self._config.stream = stream
+        result = self._cuda.launch(self._address, self._handle, self._values, None)
         return self._cuda.failed(result, "start a kernel") if result else None
 
 
@@ -85,13 +81,10 @@ class Driver:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        # Functions with handle arguments need no argtypes as long as every handle is passed as c_void_p. The launches
-        # have them, as they are called often: plain integers then pass as they are.
-        handle, number = ctypes.c_void_p, ctypes.c_uint
-        self.launch = library.cuLaunchKernel
-        self.launch.argtypes = [handle, *[number] * 7, handle, handle, handle]
-        self.launch_clusters = library.cuLaunchKernelEx
-        self.launch_clusters.argtypes = [handle] * 4
+        # Functions with handle arguments need no argtypes as long as every handle is passed as c_void_p. The launch has
+        # them, as it is called often: plain integers then pass as they are.
+        self.launch = library.cuLaunchKernelEx
+        self.launch.argtypes = [ctypes.c_void_p] * 4
 
     def version(self) -> str:
         """The driver's version, such as "580.65.06", and the CUDA that it serves, as far as it says."""

@@ -19,8 +19,8 @@ class Images:
     """Q, K and V of one call as the attention kernel reads them. `kernels.cute.layouts` states every shape and byte, or
     `layouts_mma8` or `layouts_nvfp4` for other kinds of images (`kernels.cute.selection`).
 
-    q and k int8 (NVFP4: uint8), qs and ks fp32, v uint8, sv fp32; mu bf16 when V was demeaned, qb and km bf16 when K
-    was, None otherwise. batch, heads, lq, lkv: of the call, lengths without padding.
+    q and k int8 (FP8 and NVFP4: uint8), qs and ks fp32, v uint8, sv fp32; mu bf16 when V was demeaned, qb and km bf16
+    when K was, None otherwise. batch, heads, lq, lkv: of the call, lengths without padding.
     """
 
     batch: int
@@ -42,6 +42,8 @@ def image_shapes(batch: int, heads: int, lq: int, lkv: int, plan: Plan, kind: st
     """Shape and dtype of each tensor in `Images` that `plan` needs. kind: of images."""
     n = batch * heads
     shapes = _TABLES[kind](n, lq, lkv)
+    if plan.scores == "fp8":
+        shapes.update({name: (shapes[name][0], torch.uint8) for name in ("q", "k")})
     wanted = {"mu": plan.demean, "qb": plan.key_means, "km": plan.key_means}
     return {name: shape for name, shape in shapes.items() if wanted.get(name, True)}
 

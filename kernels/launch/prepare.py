@@ -124,17 +124,17 @@ def prepare(
             _k4(queue, k, order, plan, images)
             _v4(queue, v, order, plan, images)
         else:
-            _q(queue, q, images)
-            _k(queue, k, order, images, kind)
+            _q(queue, q, plan, images)
+            _k(queue, k, order, plan, images, kind)
             _v(queue, v, order, images, kind)
     except Refused as refused:
         return refused.reason
     return images
 
 
-def _q(queue: Queue, q: Tensor, images: Images) -> None:
+def _q(queue: Queue, q: Tensor, plan: Plan, images: Images) -> None:
     q = rows_of(q)
-    name = f"q_{KINDS[q.dtype]}" + "_means" * (images.qb is not None)
+    name = "q" + "_fp8" * (plan.scores == "fp8") + f"_{KINDS[q.dtype]}" + "_means" * (images.qb is not None)
     grid = (q.shape[0] * q.shape[1], lo.query_tiles(q.shape[2]))
     queue(name, grid, q, images.q, images.qs, images.qb, *_layout(q))
 
@@ -150,10 +150,11 @@ def _k_mean(queue: Queue, k: Tensor) -> Tensor:
     return mean
 
 
-def _k(queue: Queue, k: Tensor, order: Tensor | None, images: Images, kind: str) -> None:
+def _k(queue: Queue, k: Tensor, order: Tensor | None, plan: Plan, images: Images, kind: str) -> None:
     k = rows_of(k)
     mean = _k_mean(queue, k)
-    name = f"k_{KINDS[k.dtype]}" + "_gather" * (order is not None) + "_means" * (images.km is not None)
+    name = "k" + "_fp8" * (plan.scores == "fp8") + f"_{KINDS[k.dtype]}"
+    name += "_gather" * (order is not None) + "_means" * (images.km is not None)
     grid = (k.shape[0] * k.shape[1], key_blocks(k.shape[2], kind))
     queue(name, grid, k, order, mean, images.k, images.ks, images.km, *_layout(k))
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..plan import FAITHFUL, FAST, FOUR_BIT, Plan
 from ..spec.attention import attention as specification
 from ..spec.expcast import TOP_LOG2, expcast
-from ..spec.formats import E4M3_MAX, e4m3
+from ..spec.formats import E4M3_MAX, e4m3, e4m3_decode
 
 #: Raised when a check changes: remembered verdicts of another version are not taken.
 VERSION = 4
@@ -42,6 +42,12 @@ FAMILIES: tuple[tuple[str, Plan, float], ...] = (
     ("faithful", FAITHFUL, 0.0102),
     ("faithful with key means", Plan(probability="exp2", key_means=True), 0.0101),
     ("faithful without smoothing", FAITHFUL.without_smoothing(), 0.0115),
+    ("fast with FP8 scores", replace(FAST, scores="fp8"), 0.0173),
+    ("fast with FP8 scores and key means", replace(FAST, scores="fp8", key_means=True), 0.0167),
+    ("fast with FP8 scores, without smoothing", replace(FAST, scores="fp8").without_smoothing(), 0.0177),
+    ("faithful with FP8 scores", replace(FAITHFUL, scores="fp8"), 0.0169),
+    ("faithful with FP8 scores and key means", replace(FAITHFUL, scores="fp8", key_means=True), 0.0161),
+    ("faithful with FP8 scores, without smoothing", replace(FAITHFUL, scores="fp8").without_smoothing(), 0.0174),
     ("four_bit", FOUR_BIT, 0.0581),
     ("four_bit with key means", replace(FOUR_BIT, key_means=True), 0.0547),
     ("four_bit without smoothing", FOUR_BIT.without_smoothing(), 0.0589),
@@ -60,13 +66,14 @@ UNIFORM_BOUND_4, UNIFORM_BOUND_4_SMOOTHED = 0.017, 0.026
 #: side of a rounding boundary moves a probability by a code: 0.006 in the executed PTX.
 SPECIFIED_BOUND = 0.02
 
-#: Golden case: 64 keys that are seen, 64 that get no weight. Rows of Q come in groups of 16 that share a scale.
+#: Golden case: 64 keys that are seen, 64 that get little or no weight. Rows of Q come in groups of 16 that share a
+#: scale.
 _SEEN = 64
 _ROW_FACTORS = (3, 5, 7)
-_LEVELS = 190
-#: Score step between neighbouring levels for factor 1, in powers of two. With it no score comes nearer than a tenth of
-#: a code to a rounding boundary of ExpCast, nor a probability nearer than 0.2 % of a step to one of E4M3.
-_STEP = 1 / 32
+#: Format of Q and K -> (level of the row maximum, score step of one level for factor 1, in powers of two). With these
+#: no score comes nearer than a tenth of a code to a rounding boundary of ExpCast, nor a probability nearer than 0.17 %
+#: of a step to one of E4M3.
+_GOLDEN = {"int8": (190, 1 / 32), "fp8": (448, 1 / 128)}
 _PROBABILITY_TOLERANCE = 0.015
 #: Kernels without block means sum exp2's probabilities as E4M3 rounded them: each is off by a sixteenth at most, and
 #: the 64 of a row average out.
@@ -119,7 +126,7 @@ def problem(attention: Attention, tested: Sequence[Case], device: torch.device |
                     return f"{case}: {found}."
         return None
     finally:
-        for made in (_uniform_case, _golden_case, _golden_outputs, _random_case, _specified_case):
+        for made in (_uniform_case, _levels, _golden_case, _golden_outputs, _random_case, _specified_case):
             made.cache_clear()
 
 
@@ -171,21 +178,22 @@ def _uniform_case(length: int, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor
 
 
 def _golden(attention: Attention, case: Case, device: torch.device) -> str | None:
-    tensors, levels = _golden_case(case.dtype)
-    scale = _STEP / (HEAD_DIM * math.log2(math.e))
+    plan = case.plan
+    tensors, _ = _golden_case(case.dtype, plan.scores)
+    scale = _GOLDEN[plan.scores][1] / (HEAD_DIM * math.log2(math.e))
     got = _call(attention, case, device, tensors, None, scale)
-    want = _golden_outputs(case.plan.probability, tuple(levels.tolist()))
+    want = _golden_outputs(plan.probability, plan.scores)
     if not math.isfinite(got.abs().sum().item()):
         return "attention with known scores gives numbers that are not finite"
     # As a share of the output at the row maximum, where the probability is known: that leaves only probabilities.
     top = got[..., :1]
-    rounded = case.plan.probability == "exp2" and not case.plan.demean
+    rounded = plan.probability == "exp2" and not plan.demean
     if ((top / want[..., :1] - 1).abs() > (_ROUNDED_SUM_TOLERANCE if rounded else _PROBABILITY_TOLERANCE)).any():
         return "the sum of the probabilities is not that of the specification"
     got, want = got / top, want / want[..., :1]
     wrong = torch.ones_like(got, dtype=torch.bool)
     for slack in (0.0, -_SCORE_SLACK, _SCORE_SLACK):
-        near = _golden_outputs(case.plan.probability, tuple(levels.tolist()), slack)
+        near = _golden_outputs(plan.probability, plan.scores, slack)
         near = near / near[..., :1]
         wrong &= (got - near).abs() > _PROBABILITY_TOLERANCE * near.abs() + 1e-6
     if wrong.any():
@@ -206,19 +214,35 @@ def _shown(shift: int) -> Tensor:
 
 
 @cache
-def _golden_case(dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """q [1, 2, 48, 128], k, v [1, 2, 128, 128], and the score level of each key [128], 190 at the row maximum.
+def _levels(scores: str) -> Tensor:
+    """The score level of each key, int64 [128], the row maximum's first: exact codes of the format once K is smoothed.
 
-    Every row of q and k is constant over the channels, so the Hadamard rotation leaves one channel that holds the
-    block's largest magnitude: its codes are exact. The levels' mean is 63 and the largest distance from it 127, so K
-    without its mean still has integer codes. Channel j of V is +64 at a key and -64 at one without weight: its mean is
-    zero and its E4M3 codes are exact, so the output there is 64 times that key's probability.
+    int8: their mean is 63 and the largest distance from it 127. fp8: their mean is 0, and all are E4M3 numbers.
     """
     levels = torch.zeros(2 * _SEEN, dtype=torch.int64)
-    # 62 .. 190 around 126, the largest first; with the 64 zeros the mean is 63.
-    seen = torch.linspace(_LEVELS, 62, _SEEN).round().long()
-    seen[_SEEN // 2 :] = 252 - seen[: _SEEN // 2].flip(0)
-    levels[:_SEEN] = seen
+    if scores == "int8":
+        # 62 .. 190 around 126; with the 64 zeros the mean is 63.
+        seen = torch.linspace(_GOLDEN[scores][0], 62, _SEEN).round().long()
+        seen[_SEEN // 2 :] = 252 - seen[: _SEEN // 2].flip(0)
+        levels[:_SEEN] = seen
+        return levels
+    # The 38 E4M3 numbers that are multiples of 4, zero, and 25 negative ones: their sum is 64 * 56.
+    positive = [x for x in e4m3_decode(torch.arange(1, 127, dtype=torch.uint8)).tolist() if x % 4 == 0]
+    levels[:_SEEN] = torch.tensor([*reversed(positive), 0, *(-x for x in positive[:24]), -224])
+    levels[_SEEN:] = -56
+    return levels
+
+
+@cache
+def _golden_case(dtype: torch.dtype, scores: str = "int8") -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """q [1, 2, 48, 128], k, v [1, 2, 128, 128], and the score level of each key [128].
+
+    Every row of q and k is constant over the channels, so the Hadamard rotation leaves one channel that holds the
+    block's largest magnitude: its codes are exact. Channel j of V is +64 at a key that is seen and -64 at one that is
+    not: its mean is zero and its E4M3 codes are exact, so the output there is 64 times the difference of their
+    probabilities.
+    """
+    levels = _levels(scores)
     rows = torch.tensor(_ROW_FACTORS).repeat_interleave(16).to(dtype)
     q = rows[:, None].expand(-1, HEAD_DIM).expand(1, 2, -1, -1)
     k = levels.to(dtype)[:, None].expand(-1, HEAD_DIM).expand(1, 2, -1, -1)
@@ -232,10 +256,11 @@ def _golden_case(dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Ten
 
 
 @cache
-def _golden_outputs(probability: str, levels: tuple[int, ...], slack: float = 0.0) -> Tensor:
+def _golden_outputs(probability: str, scores: str, slack: float = 0.0) -> Tensor:
     """What the specification's rounding of known probabilities gives: fp32 [1, 2, 48, 128]. slack: added to scores."""
     rows = torch.tensor(_ROW_FACTORS).repeat_interleave(16).float()
-    u = rows[:, None] * (torch.tensor(levels).float() - _LEVELS) * _STEP
+    top, step = _GOLDEN[scores]
+    u = rows[:, None] * (_levels(scores).float() - top) * step
     if probability == "exp2":
         p = e4m3(torch.exp2(u + slack) * E4M3_MAX) / E4M3_MAX
         row_sum = torch.exp2(u).sum(-1)

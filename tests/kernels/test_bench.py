@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from vc_attention.benchmarks.bench import command, measure, ours, peers, report, shapes
 from vc_attention.benchmarks.bench.results import CUDNN, FLASH_2, FLASH_4, Run, from_json
 from vc_attention.benchmarks.bench.shapes import tensors
-from vc_attention.kernels import FAST, Reason, UnsupportedError, timing
+from vc_attention.kernels import FAST, Ok, Reason, UnsupportedError, timing
+from vc_attention.kernels.families import arch_of
+from vc_attention.kernels.launch import attend
 from vc_attention.kernels.timing import LEAST, MOST, Series, take_turns
 
 
@@ -235,6 +238,9 @@ def test_a_folder_without_kernels_of_this_card_says_why(tmp_path, monkeypatch: p
     for folder in (other, tmp_path):
         why = ours.use(folder)
         assert why.startswith(f"{folder} holds no kernels for RTX 5090") and "sm_120a" in why
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 3))
+    assert "sm_103a" in ours.use(other)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (12, 0))
     mine = tmp_path / "sm_120a"
     mine.mkdir()
     (mine / "manifest.json").write_text("{}")
@@ -313,6 +319,27 @@ def test_kernels_that_refuse_cost_only_our_rows(card: pytest.MonkeyPatch) -> Non
     assert "comfy-kitchen INT8" in {row.name for row in shape.rows}
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize(("capability", "fast"), [((9, 0), "int8"), ((10, 0), "fp8"), ((10, 3), "fp8")])
+def test_the_rows_are_the_presets_of_the_card(capability, fast, keyed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Key means have a row where there are kernels for them: a folder may be built in part."""
+    arch = arch_of(capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+
+    def supports(device, plan, dtype):
+        refusal = attend.supports(plan, dtype, 128, 1, arch)
+        if plan.key_means and not keyed:
+            refusal = Reason("no_kernel", "The kernels were built in part.")
+        return Ok("cubin") if refusal is None else refusal
+
+    monkeypatch.setattr(ours.kernels, "supports", supports)
+    found = ours.plans(torch.device("cuda", 0), torch.bfloat16)
+    assert list(found) == ["fast", *(["fast + key means"] if keyed else []), "faithful"]
+    assert found["fast"] == replace(FAST, scores=fast)
+    assert all(attend.kernel_name(plan, torch.bfloat16, arch) for plan in found.values())
+
+
 @pytest.mark.gpu
 def test_one_small_shape_on_the_card(cubins, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row of ours runs and is as exact as low-bit attention is; every pass has a time and a bandwidth."""
@@ -326,8 +353,9 @@ def test_one_small_shape_on_the_card(cubins, tmp_path, monkeypatch: pytest.Monke
     shape = measure.measure(run, ("small", 1025, 2), 0.01, 2)
     ours.attend.library.cache_clear()
     mine = [row for row in shape.rows if row.ours]
-    assert len(mine) == 5 * len(ours.PLANS) and "every row of ours" not in shape.failed
+    plans = ours.plans(torch.device("cuda"), torch.bfloat16)
+    assert len(plans) == 3 and len(mine) == 5 * len(plans) and "every row of ours" not in shape.failed
     assert all(row.error < 0.05 and row.ms > 0 and row.timings >= 2 * LEAST for row in mine)
     assert shape.copy and shape.memory and all(one.ms > 0 and one.bytes > 0 for one in shape.passes)
     assert "kernel alone" in "\n".join(report.shape_text(shape))
-    assert FAST in ours.PLANS.values()
+    assert FAST in plans.values()

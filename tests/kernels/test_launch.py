@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 from stub_driver import NoDevice, Stream, StubDriver, kernel_entry, stub_cubin
-from vc_attention.kernels import FAITHFUL, FAST, FOUR_BIT, Plan
+from vc_attention.kernels import FAITHFUL, FAST, FOUR_BIT, PRESETS, Plan
 from vc_attention.kernels.cute.catalogue import KERNELS
 from vc_attention.kernels.cute.reference import prepare
+from vc_attention.kernels.cute.selection import preset
 from vc_attention.kernels.launch import driver as driver_module
 from vc_attention.kernels.launch import loader
 from vc_attention.kernels.launch.abi import ABI
@@ -130,7 +131,7 @@ def test_a_launch_with_a_stream_asks_the_driver_for_nothing_else(folder, monkeyp
     kernel = load(folder, monkeypatch, stub)
     stub.asked.clear()
     assert kernel.launch((1, 1, 1), (None, 1, 1.0), stream=7) is None
-    assert stub.asked == ["cuLaunchKernel"]
+    assert stub.asked == ["cuLaunchKernelEx"]
 
 
 def test_the_library_looks_the_stream_up_with_the_context_current(folder, monkeypatch):
@@ -142,7 +143,7 @@ def test_the_library_looks_the_stream_up_with_the_context_current(folder, monkey
 
 
 def test_driver_errors_are_reasons(folder, monkeypatch):
-    for step, stream in (("cuLaunchKernel", 0), ("cuCtxGetCurrent", None)):
+    for step, stream in (("cuLaunchKernelEx", 0), ("cuCtxGetCurrent", None)):
         stub = StubDriver()
         kernel = load(folder, monkeypatch, stub)
         stub.fail = step
@@ -201,7 +202,16 @@ def test_the_architecture_decides_which_kernel_computes_a_plan():
         assert kernel_name(FOUR_BIT, torch.float16, arch) == "attention_nvfp4_means_v_fp16"
         assert kernel_name(replace(FOUR_BIT, adaptive_scales=False), torch.float16, arch)
         assert supports(FOUR_BIT, torch.bfloat16, 128, 40, arch) is None
-    for plan, arch in ((FOUR_BIT, "sm_89"), (FAST, "sm_75"), (Plan(scores="fp8"), "sm_120a")):
+    fp8 = Plan(scores="fp8")
+    keyed = replace(fp8, key_means=True)
+    for arch in ("sm_100a", "sm_103a"):
+        assert kernel_name(fp8, torch.bfloat16, arch) == "attention_sm100_fp8_expcast_wide_means_v_bf16"
+        assert kernel_name(keyed, torch.bfloat16, arch) == "attention_sm100_fp8_expcast_wide_means_v_k_bf16"
+    assert kernel_name(FAITHFUL, torch.float16, "sm_100a") == "attention_sm100_int8_exp2_means_v_fp16"
+    for plan, arch in (
+        (FOUR_BIT, "sm_89"), (FAST, "sm_75"), (fp8, "sm_120a"), (fp8, "sm_90a"), (FAST, "sm_103a"),
+        (replace(keyed, demean=False), "sm_100a"), (keyed, "sm_90a"), (FOUR_BIT, "sm_100a"),
+    ):  # fmt: skip
         assert supports(plan, torch.bfloat16, 128, 40, arch).code == "plan"
         assert arch in supports(plan, torch.bfloat16, 128, 40, arch).text
 
@@ -210,7 +220,7 @@ def test_the_architecture_decides_which_kernel_computes_a_plan():
 def test_every_attention_kernel_of_an_architecture_has_a_plan_that_asks_for_it(builds, arch):
     plans = [
         replace(plan, demean=demean, key_means=key_means)
-        for plan in (FAST, FAITHFUL, FOUR_BIT)
+        for plan in (FAST, FAITHFUL, FOUR_BIT, replace(FAST, scores="fp8"), replace(FAITHFUL, scores="fp8"))
         for demean, key_means in ((False, False), (True, False), (True, True))
     ]
     asked = {kernel_name(plan, dtype, arch) for plan in plans for dtype in (torch.bfloat16, torch.float16)} - {""}
@@ -218,7 +228,28 @@ def test_every_attention_kernel_of_an_architecture_has_a_plan_that_asks_for_it(b
     assert asked == {name for name in manifest.kernels if name.startswith("attention_")}
 
 
-@pytest.mark.parametrize("plan", [FAST, FAST.without_smoothing(), Plan(key_means=True)])
+@pytest.mark.parametrize("arch", KERNELS)
+def test_every_card_has_a_kernel_for_the_8_bit_presets(arch):
+    """With smoothing and without; four_bit where there are NVFP4 units, and 8 bit instead elsewhere."""
+    for name in ("fast", "faithful"):
+        plan = preset(arch, name)
+        assert replace(plan, scores="int8", key_means=False) == PRESETS[name]
+        for dtype in (torch.bfloat16, torch.float16):
+            assert kernel_name(plan, dtype, arch) and kernel_name(plan.without_smoothing(), dtype, arch)
+    assert bool(kernel_name(preset(arch, "four_bit"), torch.bfloat16, arch)) == arch.startswith("sm_12")
+
+
+def test_presets_differ_only_where_fp8_is_the_only_choice_and_then_have_key_means():
+    found = {
+        (arch, name): (preset(arch, name).scores, preset(arch, name).key_means)
+        for arch in (None, "sm_75", *KERNELS)
+        for name in PRESETS
+        if preset(arch, name) != PRESETS[name]
+    }
+    assert found == {("sm_103a", "fast"): ("fp8", True), ("sm_103a", "faithful"): ("fp8", True)}
+
+
+@pytest.mark.parametrize("plan", [FAST, FAST.without_smoothing(), Plan(key_means=True), Plan(scores="fp8")])
 def test_allocated_images_are_those_of_the_reference(plan):
     q, k, v = (torch.randn(2, 3, n, 128) for n in (130, 300, 300))
     made, allocated = prepare(q, k, v, plan), allocate(2, 3, 130, 300, plan, "cpu")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from vc_attention.kernels import FAST, Plan
@@ -11,11 +13,12 @@ from vc_attention.kernels.spec.attention import attention as spec
 
 CASES = selftest.cases(lambda plan, dtype: True)
 FAST_BF16 = next(case for case in CASES if case.plan == FAST and case.dtype == torch.bfloat16)
+FP8_BF16 = next(c for c in CASES if c.plan == replace(FAST, scores="fp8") and c.dtype == torch.bfloat16)
 PLAIN_FP16 = next(c for c in CASES if c.plan == FAST.without_smoothing() and c.dtype == torch.float16)
 
 
 def test_every_family_in_both_types_is_a_case():
-    assert len(CASES) == 18 and len({(case.plan, case.dtype) for case in CASES}) == 18
+    assert len(CASES) == 30 and len({(case.plan, case.dtype) for case in CASES}) == 30
     assert {case.dtype for case in CASES} == {torch.bfloat16, torch.float16}
     only = selftest.cases(lambda plan, dtype: plan == FAST and dtype == torch.float16)
     assert [str(case) for case in only] == ["fast in float16"]
@@ -139,7 +142,7 @@ def expcast_with(form: str, slope: float = 8.0, beta: float = -0.35, top: int = 
     [{"slope": 7.96}, {"slope": 8.04}, {"beta": 0.0}, {"beta": -0.6}, {"top": 125}],
     ids=str,
 )
-@pytest.mark.parametrize("case", [FAST_BF16, PLAIN_FP16], ids=str)
+@pytest.mark.parametrize("case", [FAST_BF16, PLAIN_FP16, FP8_BF16], ids=str)
 def test_another_expcast_fails_the_golden_codes(monkeypatch, changes, case):
     # `selftest` has its own reference to the true function, so only the tested one changes.
     monkeypatch.setattr(spec_values, "expcast", expcast_with("expcast_wide", **changes))
@@ -149,18 +152,64 @@ def test_another_expcast_fails_the_golden_codes(monkeypatch, changes, case):
 
 def test_the_unchanged_expcast_passes_through_the_same_seam(monkeypatch):
     monkeypatch.setattr(spec_values, "expcast", expcast_with("expcast_wide"))
-    assert selftest._golden(spec, FAST_BF16, torch.device("cpu")) is None
+    for case in (FAST_BF16, FP8_BF16):
+        assert selftest._golden(spec, case, torch.device("cpu")) is None
 
 
-def test_one_code_too_many_is_seen_at_every_level(monkeypatch):
+@pytest.mark.parametrize("dtype", selftest.DTYPES)
+@pytest.mark.parametrize("scores", ["int8", "fp8"])
+def test_golden_scores_are_exact(scores, dtype):
+    """Q and K of the golden case have codes that stand for exactly what they are, so every score is known."""
+    from vc_attention.kernels.spec.scores import hadamard, quantise_scores_operand, smooth_keys
+
+    (q, k, _), levels = selftest._golden_case(dtype, scores)
+    top, step = selftest._GOLDEN[scores]
+    operands = (
+        quantise_scores_operand(hadamard(x), scores, "per_warp", query)
+        for x, query in ((q.float(), True), (smooth_keys(k.float()), False))
+    )
+    product = next(operands) @ next(operands).mT / 128
+    rows = torch.tensor(selftest._ROW_FACTORS).repeat_interleave(16)
+    want = rows[:, None] * (levels - top) * step
+    torch.testing.assert_close(
+        (product - product[..., :1]) * step, want.expand_as(product).float(), rtol=1e-5, atol=1e-5
+    )
+
+
+def golden_distances(scores, probability):
+    """How near each golden score or probability is to a rounding boundary, in steps between codes."""
+    from vc_attention.kernels.spec.formats import e4m3_decode
+
+    top, step = selftest._GOLDEN[scores]
+    u = torch.tensor(selftest._ROW_FACTORS)[:, None] * (selftest._levels(scores).double() - top) * step
+    if probability == "expcast_wide":
+        from vc_attention.kernels.spec.expcast import TOP_LOG2
+
+        y = 8 * (u + TOP_LOG2[probability] + 7) - 0.35
+        return (y - y.floor() - 0.5).abs()[(y > -0.6) & (y < 126.4)]
+    values = e4m3_decode(torch.arange(127, dtype=torch.uint8)).double()
+    middles, steps = (values[1:] + values[:-1]) / 2, values[1:] - values[:-1]
+    p = torch.exp2(u).flatten() * 448
+    return ((p[:, None] - middles).abs() / steps).amin(1)
+
+
+@pytest.mark.parametrize("scores", ["int8", "fp8"])
+def test_golden_scores_keep_away_from_rounding_boundaries(scores):
+    assert golden_distances(scores, "expcast_wide").min() > 0.1
+    assert golden_distances(scores, "exp2").min() > 0.0017
+
+
+@pytest.mark.parametrize(("case", "count"), [(FAST_BF16, 90), (FP8_BF16, 70)], ids=str)
+def test_one_code_too_many_is_seen_at_every_level(monkeypatch, case, count):
     """A decoder that is wrong at a single code, anywhere among those that the case shows."""
     from vc_attention.kernels.spec.expcast import expcast_codes
     from vc_attention.kernels.spec.formats import e4m3_decode
 
-    levels = selftest._golden_case(torch.float32)[1]
-    u = torch.tensor(selftest._ROW_FACTORS)[:, None] * (levels[:64] - 190) / 32
+    levels = selftest._golden_case(torch.float32, case.plan.scores)[1]
+    top, step = selftest._GOLDEN[case.plan.scores]
+    u = torch.tensor(selftest._ROW_FACTORS)[:, None] * (levels[:64] - top) * step
     shown = sorted(set(expcast_codes(u, "expcast_wide").flatten().tolist()))
-    assert shown[0] == 0 and shown[-1] == 126 and len(shown) > 90
+    assert shown[0] == 0 and shown[-1] == 126 and len(shown) > count
     for code in shown[:-1:7]:
 
         def wrong(u, form, code=code):
@@ -168,12 +217,18 @@ def test_one_code_too_many_is_seen_at_every_level(monkeypatch):
             return e4m3_decode(torch.where(codes == code, codes + 1, codes))
 
         monkeypatch.setattr(spec_values, "expcast", wrong)
-        assert selftest._golden(spec, FAST_BF16, torch.device("cpu")) is not None, code
+        assert selftest._golden(spec, case, torch.device("cpu")) is not None, code
 
 
 def test_nothing_is_kept_after_the_test():
     assert selftest.problem(spec, CASES[:1], "cpu") is None
-    for made in (selftest._uniform_case, selftest._golden_case, selftest._golden_outputs, selftest._random_case):
+    for made in (
+        selftest._uniform_case,
+        selftest._levels,
+        selftest._golden_case,
+        selftest._golden_outputs,
+        selftest._random_case,
+    ):
         assert made.cache_info().currsize == 0
 
 

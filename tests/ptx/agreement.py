@@ -1,11 +1,12 @@
 """The interpreter against a GPU of compute capability 9.0: the same kernels on the same inputs, output bits compared.
 
     CUTE_DSL_ARCH=sm_90a python kernels/build.py FOLDER --ptx        (needs the compiler, no GPU)
-    python tests/ptx/agreement.py --kernels FOLDER [--json FILE]     (needs the GPU, no compiler)
+    python tests/ptx/agreement.py --kernels FOLDER [--json FILE] [--save OUTPUTS]      (needs the GPU, no compiler)
+    python tests/ptx/agreement.py --kernels FOLDER --against OUTPUTS                   (needs neither)
 
 Prints a table: elements of each output that are equal, how many representable values the others are apart at most, and
-the relative L2 difference. Preparation should agree in every byte but for rounding ties of its reciprocals; attention
-differs where the FP8 wgmma of silicon keeps about 14 bits, which the interpreter's exact sums do not.
+the relative L2 difference. Preparation should agree in every byte but for rounding ties of its reciprocals, attention
+in nearly every bit: the interpreter cuts the sums of FP8 wgmma as silicon does (`--exact` shows what it gives without).
 """
 
 from __future__ import annotations
@@ -93,14 +94,19 @@ def inputs(shape: tuple, dtype: torch.dtype) -> list[Tensor]:
     return [x.to(dtype) for x in (q, k, v)]
 
 
+#: Fraction bits that Hopper's FP8 tensor cores keep: of 11 to 15, the one that gives the bits of an H200.
+FRACTION_BITS = 13
 Attend = Callable[[object, Plan, torch.dtype], Tensor]
 Prepare = Callable[[Tensor, Tensor, Tensor, Plan, "Tensor | None"], object]
 
 
-def rows(folder: Path, attend: Attend, prepare: Prepare, shapes=SHAPES, kernels=None) -> Iterator[Row]:
+def rows(
+    folder: Path, attend: Attend, prepare: Prepare | None, shapes=SHAPES, kernels=None, bits: int | None = None
+) -> Iterator[Row]:
     """Compare what `attend` and `prepare` give with the interpreter, for every attention kernel and every plan.
 
-    kernels: configs of the attention kernels to compare; all of them if None.
+    kernels: configs of the attention kernels to compare; all of them if None. bits: fraction bits of FP8 sums
+    (`machine.Options`). Without `prepare` attention alone is compared.
     """
     for shape in shapes:
         for config in kernels or configs():
@@ -108,8 +114,11 @@ def rows(folder: Path, attend: Attend, prepare: Prepare, shapes=SHAPES, kernels=
             dtype = torch.bfloat16 if config.output == "bf16" else torch.float16
             q, k, v = inputs(shape, dtype)
             images = reference.prepare(q, k, v, plan)
-            ours = on_torch.attend(on_torch.InterpretedLibrary(folder), images, plan, dtype)
+            library = on_torch.InterpretedLibrary(folder, fp8_fraction_bits=bits)
+            ours = on_torch.attend(library, images, plan, dtype)
             yield compare(config.name, shape, ours, attend(images, plan, dtype))
+        if prepare is None:
+            continue
         for plan in (Plan(), Plan(key_means=True), Plan().without_smoothing()):
             q, k, v = inputs(shape, torch.bfloat16)
             labels = torch.arange(shape[3]).remainder(7).to(torch.uint8).expand(*shape[:2], -1).contiguous()
@@ -160,19 +169,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare interpreted kernels with a GPU, bit by bit.")
     parser.add_argument("--kernels", type=Path, required=True, help="folder of kernels/build.py --ptx")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--save", type=Path, help="also write the GPU's attention outputs to this file (torch.save)")
+    parser.add_argument("--against", type=Path, help="compare with the outputs in this file, instead of a GPU's")
+    parser.add_argument("--exact", action="store_true", help="sum FP8 products exactly, as no tensor core does")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found = []
+    outputs: list[Tensor] = []
+    if arguments.against:
+        saved = iter(torch.load(arguments.against))
+        attend, prepare = lambda images, plan, dtype: next(saved), None
+    else:
+        attend, prepare = on_gpu(arguments.kernels)
+    bits = None if arguments.exact else FRACTION_BITS
+
+    def kept(images, plan, dtype):
+        outputs.append(attend(images, plan, dtype))
+        return outputs[-1]
+
     print("| output | B x H x Lq x Lkv | elements | equal | steps apart | relative L2 |\n|---|---|---|---|---|---|")
-    for row in rows(arguments.kernels, *on_gpu(arguments.kernels)):
+    for row in rows(arguments.kernels, kept, prepare, bits=bits):
         found.append(asdict(row))
         share = row.equal / row.elements
         print(
             f"| {row.what} | {row.shape} | {row.elements} | {share:.6f} | {row.steps} | {row.relative:.2e} |",
             flush=True,
         )
+    if arguments.save:
+        torch.save(outputs, arguments.save)
     if arguments.json:
-        device = torch.cuda.get_device_name()
+        device = torch.cuda.get_device_name() if prepare else str(arguments.against)
         arguments.json.write_text(json.dumps({"device": device, "torch": torch.__version__, "rows": found}, indent=1))
 
 

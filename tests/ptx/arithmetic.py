@@ -7,7 +7,7 @@ import numpy as np
 from . import formats as fm
 from .formats import B1, F32, F64, S64, TYPES, U8, U16, U32, U64, UNSIGNED
 from .machine import Fault
-from .operands import opcode, vector
+from .operands import gather, opcode, vector
 
 _INTEGER = r"(s16|u16|s32|u32|s64|u64)"
 
@@ -21,26 +21,41 @@ def move(c, i, m):
     """mov, also between a register and a vector of its parts."""
     kind = TYPES[m[1]]
     target, source = i.operands
+    copied = c.copies(i, vector(target), vector(source))
     if target.startswith("{"):
         parts = [c.write(i, name) for name in vector(target)]
         part = UNSIGNED[kind.itemsize // len(parts)]
-        read = c.read(i, source, kind)
+        read = c.read(i, source, kind, unfilled=True)
 
         def unpack(warp):
             values = read(warp).view(part)
             for n, write in enumerate(parts):
                 write(warp, values[n :: len(parts)].copy())
+            if warp.loading:
+                copied(warp)
 
         return unpack
     write = c.write(i, target)
     if source.startswith("{"):
         names = vector(source)
         part = UNSIGNED[kind.itemsize // len(names)]
-        reads = [c.read(i, name, part) for name in names]
+        reads = [c.read(i, name, part, unfilled=True) for name in names]
         whole = UNSIGNED[kind.itemsize]
-        return lambda warp: write(warp, np.stack([read(warp) for read in reads], 1).view(whole).reshape(32))
-    read = c.read(i, source, kind, as_is=True)
-    return lambda warp: write(warp, read(warp))
+
+        def pack(warp):
+            write(warp, np.ascontiguousarray(gather(reads, warp).T).view(whole).reshape(-1))
+            if warp.loading:
+                copied(warp)
+
+        return pack
+    read = c.read(i, source, kind, as_is=True, unfilled=True)
+
+    def copy(warp):
+        write(warp, read(warp))
+        if warp.loading:
+            copied(warp)
+
+    return copy
 
 
 @opcode(r"(add|sub|mul)(?:\.rn)?(\.ftz)?\.f32")
@@ -71,8 +86,12 @@ def divide(c, i, m):
 
 @opcode(r"(max|min)\.f32")
 def float_extreme(c, i, m):
-    write, a, b = _operands(c, i, F32)
+    """Of two values, or of three, which sm_100 has."""
+    write, a, b, *third = _operands(c, i, F32, len(i.operands) - 1)
     function = fm.maximum if m[1] == "max" else fm.minimum
+    if third:
+        (d,) = third
+        return lambda warp: write(warp, function(function(a(warp), b(warp)), d(warp)))
     return lambda warp: write(warp, function(a(warp), b(warp)))
 
 
@@ -94,7 +113,7 @@ def approximate(c, i, m):
     """Correctly rounded, then moved by the launch's `approximation`, as hardware is only accurate to 2 ulps."""
     write, x = _operands(c, i, F32, 1)
     function = np.exp2 if m[1] == "ex2" else np.reciprocal
-    ulps, ftz = c.options.approximation, m[2] is not None
+    ulps, ftz = c.approximation, m[2] is not None
 
     def execute(warp):
         value = x(warp)
@@ -173,8 +192,11 @@ def shift(c, i, m):
     kind = TYPES[m[2]]
     bits = 8 * kind.itemsize
     write, x = _operands(c, i, kind, 1)
+    left, literal = m[1] == "shl", c.constant(i.operands[2])
+    if literal is not None and 0 <= literal < bits:
+        function, by = np.left_shift if left else np.right_shift, kind.type(literal)
+        return lambda warp: write(warp, function(x(warp), by))
     amount = c.read(i, i.operands[2], U32)
-    left = m[1] == "shl"
 
     def execute(warp):
         value, by = x(warp), amount(warp)
@@ -227,6 +249,19 @@ _COMPARE = {
 }
 
 
+@opcode(r"setp\.(eq|lt|le|gt|ge)u\.f32")
+def compare_unordered(c, i, m):
+    """True as well when either operand is a NaN."""
+    write, a, b = _operands(c, i, F32)
+    function = _COMPARE[m[1]]
+
+    def execute(warp):
+        x, y = a(warp), b(warp)
+        write(warp, function(x, y) | np.isnan(x) | np.isnan(y))
+
+    return execute
+
+
 @opcode(r"setp\.(eq|ne|lt|le|gt|ge)(?:\.(and|or))?\.(b32|s16|u16|s32|u32|b64|s64|u64)|setp\.(eq|lt|le|gt|ge)\.(f32)")
 def compare(c, i, m):
     """setp; with .and or .or the comparison is combined with a further predicate. setp.ne.f32 is false for NaN, which
@@ -257,6 +292,6 @@ def permute_bytes(c, i, m):
         nibble = (selector(warp)[:, None] >> shifts) & np.uint32(15)
         chosen = np.take_along_axis(source, (nibble & np.uint32(7)).astype(S64), 1)
         signs = np.where(chosen & 128, 255, 0)
-        write(warp, np.where(nibble & np.uint32(8), signs, chosen).astype(U8).view(U32).reshape(32))
+        write(warp, np.where(nibble & np.uint32(8), signs, chosen).astype(U8).view(U32).reshape(-1))
 
     return execute

@@ -32,7 +32,7 @@ def cute_layouts() -> dict[str, list[str]]:
     if importlib.util.find_spec("cutlass") is None:
         pytest.skip("ptx: nvidia-cutlass-dsl is not installed here")
     found = {}
-    for arch in ("sm_90a", "sm_120a"):
+    for arch in ("sm_90a", "sm_100a", "sm_120a"):
         command = [sys.executable, str(HERE / "cute_layouts.py")]
         done = subprocess.run(command, env={**os.environ, "CUTE_DSL_ARCH": arch}, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

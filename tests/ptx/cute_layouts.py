@@ -49,7 +49,28 @@ def main() -> None:
         for kind in ("K_SW128", "K_SW64", "K_SW32", "K_INTER"):
             found[kind] = [str(warpgroup.make_smem_layout_atom(getattr(kinds, kind), c.Int8))]
 
-    look = blackwell if os.environ["CUTE_DSL_ARCH"].startswith("sm_120") else hopper
+    def datacentre_blackwell():
+        from cutlass.cute.nvgpu import tcgen05
+        from cutlass.utils import blackwell_helpers
+
+        k_major, kinds = OperandMajorMode.K, tcgen05.SmemLayoutAtomKind
+        for kind in ("K_SW128", "K_SW64", "K_SW32", "K_INTER"):
+            found[f"tcgen05 {kind}"] = [str(tcgen05.make_smem_layout_atom(getattr(kinds, kind), c.Int8))]
+        group, source = tcgen05.CtaGroup.ONE, tcgen05.OperandSource.TMEM
+        for name, op, kind in (
+            ("e4m3", tcgen05.MmaF8F6F4Op, (c.Float8E4M3FN, c.Float8E4M3FN, c.Float32)),
+            ("bf16", tcgen05.MmaF16BF16Op, (c.BFloat16, c.Float32)),
+        ):
+            k = 256 // kind[0].width
+            tiled = cute.make_tiled_mma(op(*kind, (128, 64, k), group, source, k_major, k_major))
+            d = tiled.make_fragment_C(tiled.partition_shape_C((128, 64)))
+            staged = blackwell_helpers.make_smem_layout_a(tiled, (128, 64, k), kind[0], 1)
+            pointer = cute.make_ptr(kind[0], 0, cute.AddressSpace.tmem)
+            a = tiled.make_fragment_A(cute.make_tensor(pointer, staged.outer))
+            found[f"tcgen05 {name}"] = [str(d.layout), str(a.layout)]
+
+    looks = {"sm_120a": blackwell, "sm_100a": datacentre_blackwell, "sm_90a": hopper}
+    look = looks[os.environ["CUTE_DSL_ARCH"]]
 
     @cute.jit
     def trace():
@@ -103,6 +124,24 @@ def positions(text: str, rows: int, lanes: int, values: int) -> list[list[tuple[
         at = [offset(lane_shape, lane_stride, lane) + offset(value_shape, value_stride, v) for v in range(values)]
         found.append([(x % rows, x // rows) for x in at])
     return found
+
+
+def image_offset(layout: str, row: int, byte: int, rows: int) -> int:
+    """Byte of (row, byte) in shared memory: CuTe's atom, stacked along rows first, then along K."""
+    shape, stride = parse_layout(layout)
+    height, width = shape
+    bits, base, shift = parse_swizzle(layout)
+    at = offset(shape, stride, row % height + height * (byte % width))
+    at += (row // height + byte // width * (rows // height)) * height * width
+    return at ^ ((at >> shift) & ((1 << bits) - 1) << base)
+
+
+def place(image, layout: str, matrix, start: int) -> None:
+    """Write a matrix of bytes [rows, K] to an image."""
+    rows = len(matrix)
+    for row in range(rows):
+        for byte in range(matrix.shape[1]):
+            image[start + image_offset(layout, row, byte, rows)] = matrix[row, byte]
 
 
 if __name__ == "__main__":

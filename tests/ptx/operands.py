@@ -13,7 +13,7 @@ import numpy as np
 
 from . import machine
 from .formats import B1, TYPES, U32, U64, UNSIGNED
-from .machine import LANES, Fault, Options, Warp
+from .machine import LANES, Fault, Warp
 from .parser import Instruction, Kernel, PtxError
 
 Execute = Callable[[Warp], "str | None"]
@@ -85,18 +85,29 @@ def _guard(compiler: Compiler, instruction: Instruction, execute: Execute) -> Ex
 
 
 class Compiler:
-    """Reads and writes of operands, for one kernel with its shared symbols laid out."""
+    """Reads and writes of operands, for one kernel with its shared symbols laid out.
 
-    def __init__(self, kernel: Kernel, launch, options: Options, symbols: dict[str, int]) -> None:
-        self.kernel, self.launch, self.options, self.symbols = kernel, launch, options, symbols
+    What it builds serves every launch of that layout: parameters, grid and block are looked up when it runs.
+    approximation: of `machine.Options`. lanes: of a warp, or of several that run as one (`gang`).
+    """
+
+    def __init__(self, kernel: Kernel, symbols: dict[str, int], approximation: int, lanes: int = 32) -> None:
+        self.kernel, self.symbols, self.approximation, self.lanes = kernel, symbols, approximation, lanes
         #: ids of the arrays of literal operands; the closures keep them alive.
         self.constants: set[int] = set()
 
     def read(
-        self, instruction: Instruction, name: str, dtype: np.dtype, widen: bool = False, as_is: bool = False
+        self,
+        instruction: Instruction,
+        name: str,
+        dtype: np.dtype,
+        widen: bool = False,
+        as_is: bool = False,
+        unfilled: bool = False,
     ) -> Read:
         """Closure for a source operand seen as `dtype`. widen: the register may be wider, its low bytes count.
-        as_is: the register's own array, whatever its type, so that a copy can be told from a new value.
+        as_is: the register's own array, whatever its type, so that a copy can be told from a new value. unfilled: it
+        may be what a tcgen05.ld has not filled yet (see `copies`).
         """
         found = self.kernel.slot(instruction.scope, name)
         if found is not None:
@@ -104,16 +115,16 @@ class Compiler:
             size = TYPES[kind].itemsize
             if (kind == "pred") != (dtype == B1) or (size != dtype.itemsize and not (widen and size > dtype.itemsize)):
                 raise PtxError(f"the operand {name} is of type {kind}, which does not fit {dtype}")
-            return _read_register(slot, name, dtype, size, as_is)
+            return _read_register(slot, name, dtype, size, as_is, unfilled)
         if name.startswith("%"):
             return self._read_special(name, dtype)
         value = self.constant(name)
         if value is None:
             raise PtxError(f"{name} is not an operand that is modelled")
         if dtype == B1:
-            constant = np.full(32, bool(value))
+            constant = np.full(self.lanes, bool(value))
         else:
-            constant = np.full(32, value & (256**dtype.itemsize - 1), UNSIGNED[dtype.itemsize]).view(dtype)
+            constant = np.full(self.lanes, value & (256**dtype.itemsize - 1), UNSIGNED[dtype.itemsize]).view(dtype)
         self.constants.add(id(constant))
         return lambda warp: constant
 
@@ -135,16 +146,15 @@ class Compiler:
         return value
 
     def _read_special(self, name: str, dtype: np.dtype) -> Read:
-        launch, found = self.launch, re.fullmatch(r"%(tid|ntid|ctaid|nctaid)\.([xyz])", name)
+        found = re.fullmatch(r"%(tid|ntid|ctaid|nctaid)\.([xyz])", name)
         if dtype.itemsize != 4:
             raise PtxError(f"{name} is a 32-bit register")
         axis = "xyz".index(found[2]) if found else 0
-        x, y, _ = launch.block
         values: dict[str, Callable[[Warp], object]] = {
-            "%tid": lambda warp: (warp.index * 32 + LANES) // (1, x, x * y)[axis] % launch.block[axis],
-            "%ntid": lambda warp: launch.block[axis],
+            "%tid": lambda warp: _thread(warp, warp.cta.cluster.launch.block, axis),
+            "%ntid": lambda warp: warp.cta.cluster.launch.block[axis],
             "%ctaid": lambda warp: warp.cta.position[axis],
-            "%nctaid": lambda warp: launch.grid[axis],
+            "%nctaid": lambda warp: warp.cta.cluster.launch.grid[axis],
             "%laneid": lambda warp: LANES,
             "%warpid": lambda warp: warp.index,
             "%cluster_ctarank": lambda warp: warp.cta.rank,
@@ -164,6 +174,23 @@ class Compiler:
             raise PtxError(f"{name} is not a destination that is modelled")
         slot, kind = found
         return _write_register(slot, name, TYPES[kind], extend)
+
+    def copies(self, instruction: Instruction, targets: list[str], sources: list[str]) -> Callable[[Warp], None]:
+        """To be called after a move, while `warp.loading` holds anything: copies of unfilled registers are unfilled.
+
+        NVVM moves registers between a tcgen05.ld and its wait; ptxas knows what depends on what, and is relied on.
+        """
+        to, of = (
+            [found[0] for name in names if (found := self.kernel.slot(instruction.scope, name)) is not None]
+            for names in (targets, sources)
+        )
+
+        def note(warp):
+            if any(slot in warp.loading for slot in of):
+                for slot in to:
+                    warp.loading.setdefault(slot, False)
+
+        return note
 
     def slots(self, instruction: Instruction, names: list[str]) -> list[int]:
         """Register slots of 32-bit operands, for instructions that handle registers themselves."""
@@ -193,12 +220,23 @@ class Compiler:
         return self.address(instruction, text, U64)
 
 
+def _thread(warp: Warp, block: tuple[int, int, int], axis: int) -> np.ndarray:
+    """Index along one axis of each lane's thread in its block."""
+    x, y, _ = block
+    return (warp.index * 32 + LANES) // (1, x, x * y)[axis] % block[axis]
+
+
+def gather(reads: list[Read], warp: Warp) -> np.ndarray:
+    """[len(reads), lanes] of operands of one type."""
+    return np.concatenate([read(warp) for read in reads]).reshape(len(reads), -1)
+
+
 def vector(text: str) -> list[str]:
     """Names in a `{a, b}` operand; a single operand is a list of one."""
     return [name.strip() for name in text[1:-1].split(",")] if text.startswith("{") else [text]
 
 
-def _read_register(slot: int, name: str, dtype: np.dtype, size: int, as_is: bool) -> Read:
+def _read_register(slot: int, name: str, dtype: np.dtype, size: int, as_is: bool, unfilled: bool) -> Read:
     ratio = size // dtype.itemsize if dtype != B1 else 1
 
     def read(warp):
@@ -207,6 +245,8 @@ def _read_register(slot: int, name: str, dtype: np.dtype, size: int, as_is: bool
             raise Fault(f"read of the register {name}, which nobody has written")
         if warp.watched:
             _check_read(warp, slot, name)
+            if slot in warp.loading and not unfilled:
+                raise Fault(f"read of the register {name}, which a tcgen05.ld fills: wait::ld is missing")
         if value.dtype is dtype or as_is:
             return value
         value = value.view(dtype)
@@ -233,6 +273,8 @@ def _write_register(slot: int, name: str, dtype: np.dtype, extend: str | None) -
         if warp.watched:
             if slot in warp.accumulators or slot in warp.fragments:
                 raise Fault(f"write to the register {name}, an operand of a wgmma that has not been waited for")
+            if warp.loading.pop(slot, False):
+                raise Fault(f"write to the register {name}, which a tcgen05.ld has not filled yet")
             if warp.mask is None and warp.partial.pop(slot, None) is not None:
                 warp.watch()
         if values.dtype.itemsize != size:

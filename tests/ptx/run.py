@@ -8,11 +8,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import access, arithmetic, barriers, convert, copies, lanes, mma, wgmma  # noqa: F401 - they fill the table
+from . import (  # noqa: F401 - they fill the table
+    access,
+    arithmetic,
+    barriers,
+    convert,
+    copies,
+    lanes,
+    mma,
+    packed,
+    tcgen05,
+    tmem,
+    wgmma,
+)
 from .contraction import contract
+from .gang import Stretches
 from .machine import SHARED_BASE, Cluster, Cta, Launch, Options, Warp
 from .memory import Buffer, GlobalMemory, SharedMemory
-from .operands import Compiler, build
+from .operands import Compiler, Execute, build
 from .parser import Kernel, PtxError, parse
 from .scheduler import run_cluster
 
@@ -35,6 +48,8 @@ class Loaded:
     def __init__(self, text: str, name: str | None = None, fmad: bool = True) -> None:
         self.kernel: Kernel = parse(text, name)
         self.contracted = contract(self.kernel) if fmad else 0
+        #: Built programs and the ids of their literals, by what they depend on.
+        self._programs: dict[tuple, tuple[list[Execute], set[int], Stretches]] = {}
 
     def launch(
         self,
@@ -48,13 +63,15 @@ class Loaded:
         races: bool = True,
         approximation: int = 0,
         memory: GlobalMemory | None = None,
+        fp8_fraction_bits: int | None = None,
     ) -> Report:
         """Run the kernel; raises PtxError on anything that is wrong.
 
         grid, block: up to three sizes; block None takes the kernel's own. params: in the order of the signature; a
         numpy array or a `Buffer` is passed as its address, None as a null pointer, int and float as numbers.
         shared_bytes: dynamic shared memory. cluster: CTAs along x that run together. schedule, seed, races,
-        approximation: `machine.Options`. memory: global memory whose buffers integer params may point into.
+        approximation, fp8_fraction_bits: `machine.Options`. memory: global memory whose buffers integer params may
+        point into.
         """
         if schedule not in ("orderly", "eager", "random"):
             raise ValueError(f"there is no schedule {schedule!r}")
@@ -63,7 +80,7 @@ class Loaded:
             raise PtxError(f"the kernel requires a block of {self.kernel.block}, not {block3}")
         if grid3[0] % cluster:
             raise PtxError(f"{grid3[0]} blocks are not whole clusters of {cluster}")
-        options = Options(schedule, seed, races, approximation, random=random.Random(seed))
+        options = Options(schedule, seed, races, approximation, fp8_fraction_bits, random=random.Random(seed))
         memory = memory or GlobalMemory()
         memory.races = races
         values = [self._parameter(memory, value, index) for index, value in enumerate(params)]
@@ -72,18 +89,26 @@ class Loaded:
         names = [name for name, _ in self.kernel.parameters]
         launch = Launch(self.kernel, grid3, block3, dict(zip(names, values, strict=True)))
         symbols, end = self._layout(shared_bytes)
-        compiler = Compiler(self.kernel, launch, options, symbols)
-        program = [build(compiler, instruction) for instruction in self.kernel.program]
+        program, constants, stretches = self._program(symbols, approximation)
         for buffer in memory.buffers:
             buffer.forget_accesses()
         steps = 0
         with np.errstate(all="ignore"):
             for number, position in enumerate(_positions(grid3, cluster)):
                 group = self._cluster(number, position, cluster, memory, launch, options, end)
-                group.constants = compiler.constants
-                steps += run_cluster(group, self.kernel, program)
+                group.launch, group.constants = launch, constants
+                steps += run_cluster(group, self.kernel, program, stretches)
         unwritten = [buffer.name for buffer in memory.buffers if not buffer.written.all()]
         return Report(steps, self.contracted, unwritten)
+
+    def _program(self, symbols: dict[str, int], approximation: int) -> tuple[list[Execute], set[int], Stretches]:
+        key = (*symbols.items(), approximation)
+        if key not in self._programs:
+            compiler = Compiler(self.kernel, symbols, approximation)
+            program = [build(compiler, instruction) for instruction in self.kernel.program]
+            stretches = Stretches(self.kernel, symbols, approximation)
+            self._programs[key] = (program, compiler.constants, stretches)
+        return self._programs[key]
 
     def _parameter(self, memory: GlobalMemory, value, index: int) -> int:
         if index >= len(self.kernel.parameters):

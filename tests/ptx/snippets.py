@@ -36,7 +36,8 @@ def run(body: str, arrays: dict[str, np.ndarray] | None = None, block: int = 32,
     buffers = [Buffer(array, name, written=not name.startswith("out")) for name, array in arrays.items()]
     grid = options.pop("grid", (options.get("cluster", 1),))
     fmad = options.pop("fmad", True)
-    loaded = Loaded(kernel(body, tuple(arrays), block, shared), fmad=fmad)
+    target = options.pop("target", "sm_90a")
+    loaded = Loaded(kernel(body, tuple(arrays), block, shared, target), fmad=fmad)
     return loaded.launch(grid, None, buffers, **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from ptx import formats as fm
 from ptx.contraction import contract
 from ptx.parser import PtxError, parse
@@ -123,6 +124,41 @@ def test_floats(statement):
     assert np.array_equal(apply(statement, np.float32, a, b), FLOAT[statement](a, b))
 
 
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
+def test_pairs_of_floats(name):
+    """Each half as the instruction for one value, the first in the lower half."""
+    pairs = [G.standard_normal((32, 2)).astype(np.float32) for _ in range(3 if name == "fma" else 2)]
+    pairs[0][:4] *= np.float32(1e-38)
+    for ftz in ("", ".ftz"):
+        operands = ", ".join("{}" for _ in range(len(pairs) + 1))
+        found = apply(f"{name}.rn{ftz}.f32x2 {operands}", np.uint64, *(x.view(np.uint64)[:, 0] for x in pairs))
+        halves = found.view(np.float32).reshape(32, 2)
+        for half in range(2):
+            scalars = [np.ascontiguousarray(x[:, half]) for x in pairs]
+            if ftz:
+                scalars = [fm.flush(x) for x in scalars]
+            expected = apply(f"{name}.rn.f32 {operands}", np.float32, *scalars)
+            assert np.array_equal(halves[:, half], fm.flush(expected) if ftz else expected)
+
+
+def test_extremes_of_three():
+    a, b, c = G.standard_normal((3, 32)).astype(np.float32)
+    a[0] = b[1] = c[2] = np.nan
+    assert np.array_equal(apply("max.f32 {}, {}, {}, {}", np.float32, a, b, c), np.fmax(np.fmax(a, b), c))
+    assert np.array_equal(apply("min.f32 {}, {}, {}, {}", np.float32, a, b, c), np.fmin(np.fmin(a, b), c))
+
+
+def test_comparisons_with_nan():
+    a, b = G.integers(0, 3, (2, 32)).astype(np.float32)
+    a[:4], b[2:8] = np.nan, np.nan
+    nan = np.isnan(a) | np.isnan(b)
+    for name, function in (("lt", np.less), ("le", np.less_equal), ("gt", np.greater), ("ge", np.greater_equal)):
+        for unordered in (False, True):
+            statement = f"setp.{name}{'u' * unordered}.f32 %p0, {{1}}, {{2}}; selp.b32 {{0}}, 1, 0, %p0"
+            found = apply(statement, np.uint32, a, b).astype(bool)
+            assert np.array_equal(found, function(a, b) | nan if unordered else function(a, b))
+
+
 def test_flushed_and_approximate_floats():
     tiny = np.full(32, 1e-20, np.float32)
     assert (apply("mul.ftz.f32 {}, {}, {}", np.float32, tiny, tiny) == 0).all()
@@ -207,6 +243,12 @@ def test_float_conversions_place_their_halves():
     low = np.clip(integers.view(np.int32), -128, 127).astype(np.int8).view(np.uint8).astype(np.uint32)
     assert np.array_equal(found, rest << 16 | low << 8 | low[::-1])
     assert apply("cvt.rni.s32.f32 {}, {}", np.uint32, a).view(np.int32).tolist() == np.rint(a).astype(int).tolist()
+    assert apply("cvt.rzi.s32.f32 {}, {}", np.uint32, a).view(np.int32).tolist() == [int(x) for x in a]
+    cut = apply("cvt.rz.bf16x2.f32 {}, {}, {}", np.uint32, a, b)
+    halves = torch.from_numpy(cut.view(np.int16).copy()).view(torch.bfloat16).double().numpy().reshape(32, 2)
+    for half, exact in zip(halves.T, (b, a), strict=True):
+        away = np.abs(exact) - np.abs(half)
+        assert ((away >= 0) & (away < np.abs(exact) / 64)).all() and (np.signbit(half) == np.signbit(exact)).all()
 
 
 def test_division_by_zero_is_a_fault():

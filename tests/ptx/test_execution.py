@@ -70,6 +70,10 @@ def test_exchange():
         "shfl.sync.up.b32 %r1, tid, 1, 6144, -1;": np.where(LANE % 8, LANE - 1, LANE),
         "shfl.sync.up.b32 %r2|%p1, tid, 1, 0, -1; selp.b32 %r1, 1, 0, %p1;": LANE > 0,
         "setp.lt.u32 %p0, tid, 3; vote.sync.ballot.b32 %r1, %p0, 0xffffffff;": np.full(32, 7),
+        "setp.lt.u32 %p0, tid, 3; vote.sync.any.pred %p1, %p0, -1; selp.b32 %r1, 1, 0, %p1;": np.full(32, 1),
+        "setp.gt.u32 %p0, tid, 31; vote.sync.any.pred %p1, %p0, -1; selp.b32 %r1, 1, 0, %p1;": np.full(32, 0),
+        "setp.lt.u32 %p0, tid, 31; vote.sync.all.pred %p1, %p0, -1; selp.b32 %r1, 1, 0, %p1;": np.full(32, 0),
+        "setp.lt.u32 %p0, tid, 32; vote.sync.all.pred %p1, %p0, -1; selp.b32 %r1, 1, 0, %p1;": np.full(32, 1),
         "and.b32 %r2, tid, 15; match.any.sync.b32 %r1, %r2, 0xffffffff;": 0x10001 << LANE % 16,
         "sub.s32 %r2, tid, 9; redux.sync.max.s32 %r1, %r2, 0xffffffff;": np.full(32, 22),
         "elect.sync %r2|%p0, -1; selp.b32 %r1, 1, 0, %p0;": LANE == 0,
@@ -84,6 +88,7 @@ def test_exchange_needs_the_whole_warp():
         "bar.warp.sync -1;",
         "bar.sync 0;",
         "vote.sync.ballot.b32 %r1, %p0, -1;",
+        "vote.sync.any.pred %p1, %p0, -1;",
     ):
         with pytest.raises(PtxError, match="only lanes 0, 1, 2, 3 are here"):
             lanes(f"mov.b32 %r1, 0; setp.lt.u32 %p0, tid, 4; @%p0 bra FEW; bra ALL; FEW: {statement} ALL:")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from ptx import formats as fm
-from ptx.cute_layouts import offset, parse_layout, parse_swizzle, positions
+from ptx import wgmma
+from ptx.cute_layouts import place, positions
 from ptx.parser import PtxError
 from ptx.snippets import run
 
@@ -20,24 +21,6 @@ add.s32 %r504, %r500, %r502; st.shared.b32 [%r504], %r503; add.s32 %r501, %r501,
 @%p0 bra FILL; fence.proxy.async.shared::cta; bar.sync 0;
 """
 ORDER = "wgmma.fence.sync.aligned; {mma} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; {after}"
-
-
-def image_offset(layout: str, row: int, byte: int, rows: int) -> int:
-    """Byte of (row, byte) in shared memory: CuTe's atom, stacked along rows first, then along K."""
-    shape, stride = parse_layout(layout)
-    height, width = shape
-    bits, base, shift = parse_swizzle(layout)
-    at = offset(shape, stride, row % height + height * (byte % width))
-    at += (row // height + byte // width * (rows // height)) * height * width
-    return at ^ ((at >> shift) & ((1 << bits) - 1) << base)
-
-
-def place(image: np.ndarray, layout: str, matrix: np.ndarray, start: int) -> None:
-    """Write a matrix of bytes [rows, K] to an image."""
-    rows = len(matrix)
-    for row in range(rows):
-        for byte in range(matrix.shape[1]):
-            image[start + image_offset(layout, row, byte, rows)] = matrix[row, byte]
 
 
 KINDS = {"K_SW128": (1, 128), "K_SW64": (2, 64), "K_SW32": (3, 32), "K_INTER": (0, 16)}
@@ -61,7 +44,7 @@ def registers(first: int, count: int) -> str:
 
 
 def execute(
-    statements: str, image: np.ndarray, count: int, setup: str = "", order: str = ORDER, after: str = ""
+    statements: str, image: np.ndarray, count: int, setup: str = "", order: str = ORDER, after: str = "", **options
 ) -> np.ndarray:
     """Accumulators %r0.. of 128 threads, [128, count] words, after `statements` on `image`."""
     out = np.zeros((128, count), np.uint32)
@@ -69,7 +52,8 @@ def execute(
     store = f"mul.wide.u32 %d9, tid, {4 * count}; add.s64 %d9, %d9, out;"
     store += "".join(f"st.global.b32 [%d9+{4 * n}], %r{n};" for n in range(count))
     body = FILL.format(words=image.size // 4) + clear + setup + order.format(mma=statements, after=after) + store
-    run(body, {"image": image.view(np.uint32), "out": out}, block=128, shared=SHARED, shared_bytes=image.size)
+    options |= {"shared": SHARED, "shared_bytes": image.size}
+    run(body, {"image": image.view(np.uint32), "out": out}, block=128, **options)
     return out
 
 
@@ -116,7 +100,8 @@ def test_int8_from_shared_memory(cute_layouts, kind, scale):
     assert np.array_equal(matrix_of(layout_c, 64, columns, found), expected)
 
 
-def test_fp8_with_a_in_registers(cute_layouts):
+@pytest.mark.parametrize("bits", [None, 13])
+def test_fp8_with_a_in_registers(cute_layouts, bits):
     columns = 136
     a_layout, _, c_layout = cute_layouts["wgmma e4m3 136"]
     a_bytes = G.integers(0, 256, (128, 16)).astype(np.uint8)
@@ -139,9 +124,11 @@ def test_fp8_with_a_in_registers(cute_layouts):
             0,
             ", 1, 1",
         )
-        found = execute(statements, image, 68, setup).view(np.float32)
-        left = matrix_of(a_layout, 64, 32, fm.E4M3[a_bytes])
-        expected = (left @ fm.E4M3[b[:, 32 * step : 32 * step + 32]].T).astype(np.float32)
+        found = execute(statements, image, 68, setup, fp8_fraction_bits=bits).view(np.float32)
+        left, right = matrix_of(a_layout, 64, 32, fm.E4M3[a_bytes]), fm.E4M3[b[:, 32 * step : 32 * step + 32]]
+        exact = (left @ right.T).astype(np.float32)
+        expected = exact if bits is None else wgmma.truncated_sum(left, right, np.zeros_like(exact), bits)
+        assert bits is None or (expected != exact).mean() > 0.5
         assert np.array_equal(matrix_of(c_layout, 64, columns, found), expected)
 
 
@@ -264,3 +251,27 @@ def test_an_exit_with_an_mma_in_flight():
     out = ORDER.replace("wgmma.wait_group.sync.aligned 0;", "ret;")
     with pytest.raises(PtxError, match="ends with a wgmma"):
         hazard({"order": out})
+
+
+def test_sums_are_cut_as_hopper_cuts_them():
+    """By hand, with 3 fraction bits: terms are cut at the largest one's last bit, then the sum at its own."""
+
+    def total(left, right, addend, bits=3):
+        found = wgmma.truncated_sum(np.array([left]), np.array([right]), np.array([[addend]], np.float32), bits)
+        assert found.dtype == np.float32
+        return float(found[0, 0])
+
+    assert total([1.0, 0.125], [1.0, 1.0], 0.0) == 1.125
+    assert total([1.0, 0.0625, 0.0625], [1.0, 1.0, 1.0], 0.0) == 1.0  # each is cut before they add up
+    assert total([-1.0, -0.1875], [1.0, 1.0], 0.0) == -1.125  # towards zero
+    assert total([1.0], [0.1875], 1.0) == 1.125  # the addend counts as a term
+    assert total([0.1875], [1.0], 2.0) == 2.0
+    assert total([1.125] * 4, [1.0] * 4, 0.0) == 4.5
+    assert total([1.125] * 3, [1.0] * 3, 0.0) == 3.25  # 3.375 has one bit too many at its own exponent
+    assert total([1.75], [1.75], 0.125) == 3.0  # exponent 0 + 0 of a product of 3.0625; the sum 3.125 is cut once more
+    assert total([0.0], [1.0], 0.0) == 0.0
+    g = np.random.default_rng(0)
+    left, right = (g.integers(-8, 8, (n, 32)) * 0.25 for n in (16, 24))
+    addend = g.integers(-64, 64, (16, 24)).astype(np.float32)
+    assert (wgmma.truncated_sum(left, right, addend, 24) == left @ right.T + addend).all()
+

@@ -109,31 +109,19 @@ class StubDriver:
         )
         return 0
 
-    def on_cuLaunchKernel(  # noqa: N802
-        self,
-        function: int,
-        gx: int,
-        gy: int,
-        gz: int,
-        bx: int,
-        by: int,
-        bz: int,
-        shared: int,
-        stream: int,
-        args: int,
-        _,
-    ) -> int:
-        return self._record(function, (gx, gy, gz), (bx, by, bz), shared, stream, 1, args)
-
     def on_cuLaunchKernelEx(self, config: int, function: int, args: int, _: Any) -> int:  # noqa: N802
         sizes = (ctypes.c_uint * 7).from_address(config)
         stream, attributes = (ctypes.c_void_p * 2).from_address(config + 32)
-        assert ctypes.c_uint.from_address(config + 48).value == 1
-        # CUlaunchAttribute: id 4 is the cluster dimension, its value 8 bytes further
-        assert ctypes.c_int.from_address(attributes).value == 4
-        cluster = (ctypes.c_uint * 3).from_address(attributes + 8)
-        assert tuple(cluster[1:]) == (1, 1)
-        return self._record(function, sizes[:3], sizes[3:6], sizes[6], stream, cluster[0], args)
+        count, clusters = ctypes.c_uint.from_address(config + 48).value, 1
+        if count:
+            assert count == 1
+            # CUlaunchAttribute: id 4 is the cluster dimension, its value 8 bytes further
+            assert ctypes.c_int.from_address(attributes).value == 4
+            cluster = (ctypes.c_uint * 3).from_address(attributes + 8)
+            assert tuple(cluster[1:]) == (1, 1)
+            clusters = cluster[0]
+            assert clusters > 1
+        return self._record(function, sizes[:3], sizes[3:6], sizes[6], stream or 0, clusters, args)
 
     def _record(self, function, grid, block, shared, stream, cluster, args) -> int:
         facts = self.loaded[function]
@@ -204,9 +192,13 @@ class Stream(NamedTuple):
 
 
 def machine(
-    monkeypatch: pytest.MonkeyPatch, prebuilt: Path, stub: StubDriver | None = None, name: str = "NVIDIA H200"
+    monkeypatch: pytest.MonkeyPatch,
+    prebuilt: Path,
+    stub: StubDriver | None = None,
+    name: str = "NVIDIA H200",
+    capability: tuple[int, int] = (9, 0),
 ) -> StubDriver:
-    """torch and the driver as on a machine with one Hopper card; kernels are looked for in `prebuilt`.
+    """torch and the driver as on a machine with one card, of Hopper by default; kernels are looked for in `prebuilt`.
 
     The self-test's own tensors stay on the CPU, as the card is not there.
     """
@@ -219,7 +211,7 @@ def machine(
         ("device_count", lambda: 1),
         ("current_device", lambda: 0),
         ("get_device_name", lambda device=0: name),
-        ("get_device_capability", lambda device=0: (9, 0)),
+        ("get_device_capability", lambda device=0: capability),
         ("current_stream", lambda device=0: Stream(77)),
         ("device", NoDevice),
     ):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import small_wheels
-from fake_cards import H200, MACHINES, OTHERS, RTX_4090, RTX_5090, FakeDriver, look
+from fake_cards import B200, B300, H200, MACHINES, OTHERS, RTX_4090, RTX_5090, FakeDriver, look
 from installing import Pack
 from snapshots import check
 from vc_attention.kernels import cards, detect, families
@@ -133,14 +133,40 @@ def test_an_installed_family_runs_on_its_cards_only() -> None:
 
 
 def test_kernels_that_no_such_card_has_run_say_so() -> None:
-    """Ada and RTX Blackwell: what was checked, what was not, and what guards a card, whatever is installed."""
-    for card, arch in ((RTX_5090, "sm_120a"), (RTX_4090, "sm_89")):
+    """Ada and both Blackwells: what was checked, what was not, what guards a card and how to send a result, whatever is
+    installed."""
+    for card, arch in ((RTX_5090, "sm_120a"), (RTX_4090, "sm_89"), (B200, "sm_100a"), (B300, "sm_103a")):
         for installed in ((), (arch,)):
             verdict = cards.describe(card.name, card.capability, available=(arch,), installed=installed)
             assert verdict.runs == bool(installed)
             assert "not yet on a card like this one" in verdict.text and "self-test" in verdict.text
+            assert "doctor --report" in verdict.text and "nothing personal" in verdict.text
     hopper = cards.describe(H200.name, H200.capability, installed=("sm_90a",))
     assert "not yet" not in hopper.text
+
+
+@pytest.mark.parametrize("machine", ["10.0", "10.3"])
+def test_b200_and_b300_get_the_wheel_of_their_family(machine: str, pack: Pack, monkeypatch, capsys) -> None:
+    """Of two pinned wheels the one with this card's kernels is unpacked, and both tools say that no such card has run
+    them yet.
+    """
+    family, (card,) = "blackwell-datacenter", MACHINES[machine]
+    data = {"hopper": wheel(), family: small_wheels.wheel(family)}
+    pack.pin(data)
+    (pack.folder / "wheels").mkdir()
+    for name, content in data.items():
+        (pack.folder / "wheels" / families.wheel_name(name, "0.1.0")).write_bytes(content)
+    assert f"vc_attention_kernels_blackwell_datacenter-{small_wheels.VERSION}-py3-none-any.whl" in {
+        path.name for path in (pack.folder / "wheels").iterdir()
+    }
+    assert "not installed here" in doctor_text(pack, machine, monkeypatch)
+    line = install_line(pack, machine, monkeypatch, capsys)
+    assert f"{card.name} (compute capability {machine}): the 8-bit kernels for data-centre Blackwell" in line
+    assert "are installed now" in line
+    small_wheels.check_build(pack.prebuilt, family, data[family])
+    assert {path.name for path in pack.prebuilt.glob("*.json")} == {f"{family}.json"}
+    text = doctor_text(pack, machine, monkeypatch)
+    assert "run on it." in text and "not yet on a card like this one" in text
 
 
 def test_the_released_architectures_are_those_that_are_pinned(pack: Pack, tmp_path: Path) -> None:

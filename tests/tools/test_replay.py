@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def test_the_numbers_are_those_of_a_direct_computation(plan: str, tmp_path: Path
     removed = block_energy_removed(v, labels) if preset.demean else 0.0
     assert got["block_energy_removed"] == pytest.approx(removed, abs=1e-9)
     assert got["seconds"] > 0 and got["groups"] == 16
+
+
+def test_a_preset_is_what_it_means_on_this_card(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On B300 fast has FP8 scores and key means: the specification computes those, too, and the report says so."""
+    asked = []
+    plan = replace(kernels.FAST, scores="fp8", key_means=True)
+    monkeypatch.setattr(kernels, "preset", lambda name, device: asked.append((name, str(device))) or plan)
+    case = tensors()
+    got = numbers(save(tmp_path), capsys, groups=16, out=str(tmp_path / "out.safetensors"))
+    labels = kernels.group(case["v"], 16).labels
+    direct = kernels.attention(*(case[name] for name in "qkv"), plan, labels, backend="spec")
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["out"], direct)
+    assert asked == [("fast", "cuda" if torch.cuda.is_available() else "cpu")]
+    assert "On this card fast has FP8 scores and key means." in got["notes"]
 
 
 def test_scale_is_honoured(tmp_path: Path, capsys) -> None:

@@ -99,6 +99,33 @@ def test_what_the_table_does_not_hold_is_a_sentence() -> None:
             function("turing")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_packed_under_its_name(tmp_path: Path, family: str) -> None:
+    """All of its architectures, or those that --arch names."""
+    folders = {arch: build_of(tmp_path / arch, arch) for arch in FAMILIES[family]}
+    for archs in (FAMILIES[family], FAMILIES[family][:1]):
+        made = pack(family, {arch: folders[arch] for arch in archs})
+        assert (
+            made.archs == archs
+            and made.file == f"vc_attention_kernels_{family.replace('-', '_')}-{VERSION}-py3-none-any.whl"
+        )
+        with zipfile.ZipFile(io.BytesIO(made.data)) as archive:
+            names = archive.namelist()
+        tops = {name.partition("/")[0] for name in names if ".dist-info" not in name}
+        assert tops == {package_name(family)}
+        inside = {name.split("/")[1] for name in names if name.endswith(".cubin")}
+        assert inside == set(archs)
+
+
+def test_every_family_has_kernels() -> None:
+    """`run.py wheels` skips an architecture that has none."""
+    known = [arch for archs in FAMILIES.values() for arch in archs]
+    assert set(known) == set(KERNELS)
+    assert wheels.choose(None, list(KERNELS)) == known and wheels.choose(["sm_100a"], list(KERNELS)) == ["sm_100a"]
+    with pytest.raises(ToolError, match=r"leaves .*sm_103a.* out"):
+        wheels.choose(["sm_100a"], list(KERNELS), whole_families=True)
+
+
 def test_cards_and_families_agree() -> None:
     """The two tables are for two questions; a card's family is the same in both."""
     for family in cards.FAMILIES:

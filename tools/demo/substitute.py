@@ -194,11 +194,13 @@ def _patch(prompt: Prompt, settings: Settings, run: str) -> list[Change]:
                 _rewire(prompt, source, [control, 0], but=(control,))
             continue
         before = f"min_tokens {inputs['min_tokens']}, backend {inputs['backend']}"
-        inputs.update(min_tokens=settings.min_tokens, backend=settings.backend)
+        # The control is of the arithmetic: where a card's kernels have no 4 bit, 8 bit would run in its place.
+        backend = "spec" if run == FOUR_BIT else settings.backend
+        inputs.update(min_tokens=settings.min_tokens, backend=backend)
         why = "the clip is short, and this machine has no kernel: the readable specification computes every call"
         if settings.backend != "spec":
             why = "the clip is short"
-        after = f"min_tokens {settings.min_tokens}, backend {settings.backend}"
+        after = f"min_tokens {settings.min_tokens}, backend {backend}"
         changes.append(Change(_title(prompt, node), before, after, why))
         if run == FOUR_BIT:
             inputs.update(precision="4-bit", grouping="off")

@@ -7,7 +7,7 @@ from ..pack import load_pack
 if __name__ == "__main__":
     load_pack()
     import torch
-    from vc_attention.kernels import FAST, supports
+    from vc_attention.kernels import preset, supports
 
-    found = supports(torch.device("cuda"), FAST) if torch.cuda.is_available() else None
+    found = supports(torch.device("cuda"), preset("fast", "cuda")) if torch.cuda.is_available() else None
     print("auto" if found else "spec")
