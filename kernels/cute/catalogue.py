@@ -70,10 +70,18 @@ def _rtx_on_sm_90a() -> list[Buildable]:
     return [*attention, *others, *_eight_bit("sm_90a")]
 
 
+def _datacenter_preparation() -> list[Buildable]:
+    """Preparation of B200 and B300, in both formats of Q and K."""
+    from . import preparation
+
+    return preparation.buildables("wgmma8", scores_of("sm_100a"))
+
+
 #: Kernels that no wheel holds: to run them where they are not shipped, or alone. Name -> architecture -> its kernels.
 TRIALS: dict[str, dict[str, Callable[[], list[Buildable]]]] = {
     "mma8": {arch: partial(_mma8, arch) for arch in LOADER_OF},
     "rtx": {"sm_90a": _rtx_on_sm_90a},
+    "datacenter": {"sm_90a": _datacenter_preparation},
 }
 
 
