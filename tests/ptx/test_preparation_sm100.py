@@ -32,6 +32,7 @@ PLANS = {
     "fp8, v": FP8,
     "fp8, v and k": replace(FP8, key_means=True),
     "fp8, none": FP8.without_smoothing(),
+    "fp8, k": replace(FP8, demean=False, key_means=True),
     "int8, v": FAITHFUL,
     "int8, v and k": replace(FAITHFUL, key_means=True),
 }
@@ -91,7 +92,8 @@ def test_images(folder, plan, kind, grouped):
     labels = torch.randint(13, (b, h, lkv), generator=g).to(torch.uint8) if grouped else None
     library = interpreted(folder, schedule=("orderly", "eager", "random")[n % 3], seed=n)
     ours = on_torch.prepare(library, q, k, v, plan, labels)
-    check_images(ours, reference.prepare(q, k, v, plan, labels if plan.demean else None), lkv)
+    used = labels if plan.demean or plan.key_means else None
+    check_images(ours, reference.prepare(q, k, v, plan, used), lkv)
 
 
 @pytest.mark.parametrize("kind", DTYPES)
