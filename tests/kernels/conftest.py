@@ -8,6 +8,9 @@ from pathlib import Path
 
 import kernel_backends
 import pytest
+from chain_cases import Card
+from vc_attention.kernels import Reason
+from vc_attention.kernels.launch import compile
 
 NO_DISASSEMBLER = "sass: nvdisasm is neither on PATH nor installed with a package such as nvidia-cuda-nvdisasm"
 
@@ -30,3 +33,10 @@ def nvdisasm() -> str:
     if found is None:
         pytest.skip(NO_DISASSEMBLER)
     return found
+
+
+@pytest.fixture
+def card(monkeypatch, tmp_path) -> Card:
+    """A faked card without a compiler."""
+    monkeypatch.setattr(compile, "compiler", lambda: Reason("no_compiler", "There is no compiler."))
+    return Card(monkeypatch, tmp_path)

@@ -1,35 +1,23 @@
-"""From files to kernels: places, checks, the next candidate, and the self-test's verdict kept between processes."""
+"""From files to kernels: places, checks, the next candidate."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from stub_driver import NAMES, kernel_entry, machine, stub_cubin, write_kernels
+from chain_cases import point, truncated
+from stub_driver import NAMES, kernel_entry, stub_cubin, write_kernels
 from vc_attention.kernels import Reason
-from vc_attention.kernels.launch import chain, compile, locate, probe, selftest, verdicts
+from vc_attention.kernels.launch import chain, compile, locate, probe, verdicts
 from vc_attention.kernels.launch.chain import Chosen
 from vc_attention.kernels.launch.locate import Candidate, candidates
 from vc_attention.kernels.spec.attention import attention as spec
 
 ROOT = Path(__file__).resolve().parents[2]
-CARD = torch.device("cuda", 0)
-
-
-def point(root: Path, family: str = "hopper", **changes) -> Path:
-    """A wheel as the installer unpacks it, with the pointer to it. Returns the folder of sm_90a's kernels."""
-    data = {"schema": 1, "family": family, "folder": f"{family}/0123456789ab", "wheel": f"{family}.whl", "version": "0"}
-    folder = root / data["folder"]
-    folder.mkdir(parents=True, exist_ok=True)
-    (root / f"{family}.json").write_text(json.dumps({**data, "sha256": "0" * 64, **changes}), encoding="utf-8")
-    return folder / "sm_90a"
 
 
 def nothing(package: str) -> None:
@@ -96,44 +84,6 @@ def test_an_installed_package_is_found_and_not_imported(tmp_path, monkeypatch):
 # -- the chain --------------------------------------------------------------------------------------------------------
 
 
-class Card:
-    """A faked machine, and the attention that its kernels compute: `faults` maps a folder to what it does instead."""
-
-    def __init__(self, monkeypatch, tmp_path) -> None:
-        self.prebuilt = tmp_path / "prebuilt"
-        self.stub = machine(monkeypatch, self.prebuilt)
-        self.faults, self.tested = {}, []
-        self.monkeypatch = monkeypatch
-
-    def attention_on(self, kernels, *arguments):
-        folder = kernels.manifest.folder
-        if not self.tested or self.tested[-1] != folder:
-            self.tested.append(folder)
-        return self.faults.get(folder, spec)(*arguments)
-
-    def choose(self, backend="auto", **options):
-        return chain.choose(CARD, self.attention_on, backend, **options)
-
-    def attempts(self, **options):
-        return chain.attempts(CARD, self.attention_on, **options)
-
-    def restart(self) -> None:
-        """What a new process of the same user sees."""
-        chain.forget()
-        verdicts.forget()
-        self.tested.clear()
-
-    def two(self) -> tuple[Path, Path]:
-        """Kernels built by hand, and those of a wheel, another build, behind them."""
-        return write_kernels(self.prebuilt / "sm_90a"), write_kernels(point(self.prebuilt), package="0.1.1")
-
-
-@pytest.fixture
-def card(monkeypatch, tmp_path):
-    monkeypatch.setattr(compile, "compiler", lambda: Reason("no_compiler", "There is no compiler."))
-    return Card(monkeypatch, tmp_path)
-
-
 def test_the_first_that_passes_serves(card):
     first, _ = card.two()
     chosen = card.choose()
@@ -161,11 +111,6 @@ def cubin_of_another_arch(folder: Path) -> None:
     (folder / f"{NAMES[1]}.cubin").write_bytes(data)
     entries = json.loads((folder / "manifest.json").read_text())["kernels"]
     rewrite(folder, kernels=[kernel_entry(NAMES[1], data) if e["name"] == NAMES[1] else e for e in entries])
-
-
-def truncated(folder: Path) -> None:
-    path = folder / f"{NAMES[2]}.cubin"
-    path.write_bytes(path.read_bytes()[:-3])
 
 
 def of_another_build(folder: Path) -> None:
@@ -353,185 +298,3 @@ def test_a_failed_compilation_is_the_reason_where_nothing_else_was_there(card, m
     (card.prebuilt / "hopper.json").unlink()
     another_abi(first)
     assert card.choose().code == "kernels_version"
-
-
-# -- the verdict ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def user(card, tmp_path):
-    """The folder in which verdicts are kept."""
-    verdicts.set_folder(tmp_path / "user with spaces")
-    card.two()
-    return tmp_path / "user with spaces" / "self-test"
-
-
-def files(user: Path) -> list[Path]:
-    return sorted(user.glob("*.json"))
-
-
-def test_a_verdict_is_remembered(card, user):
-    card.choose()
-    (file,) = files(user)
-    data = json.loads(file.read_text())
-    assert data["passed"] is True and data["subject"]["card"] == "NVIDIA H200"
-    assert data["subject"]["driver"].endswith("CUDA 13.0)") or data["subject"]["driver"] == "CUDA 13.0"
-    assert not list(user.glob("*.tmp"))
-    card.restart()
-    assert isinstance(card.choose(), Chosen) and card.tested == []
-    assert "remembered" in card.attempts()[0].tested
-    # Loading and checking the files is never remembered.
-    card.restart()
-    truncated(card.prebuilt / "sm_90a")
-    assert card.choose().skipped[0].code == "kernels_damaged"
-
-
-def test_without_a_folder_a_verdict_holds_for_the_process(card, user):
-    verdicts.set_folder(None)
-    card.choose()
-    assert not user.exists()
-    chain.forget()
-    card.tested.clear()
-    assert isinstance(card.choose(), Chosen) and card.tested == []
-
-
-def test_a_failed_verdict_is_remembered_with_its_text(card, user):
-    first, _ = card.two()
-    card.faults[first] = lambda *arguments: spec(*arguments) * 1.1
-    text = card.choose().skipped[0].text
-    card.restart()
-    card.faults.clear()
-    chosen = card.choose()
-    assert chosen.skipped[0].text == text and card.tested == []
-
-
-def test_a_new_driver_build_card_or_test_is_tested_again(card, user, monkeypatch):
-    first, _ = card.two()
-    card.faults[first] = lambda *arguments: spec(*arguments) * 1.1
-    card.choose()
-    card.faults.clear()
-    for number, change in enumerate(
-        (
-            lambda: monkeypatch.setattr(card.stub, "on_cuDriverGetVersion", lambda version: 1, raising=False),
-            lambda: monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=0: "NVIDIA H100"),
-            lambda: monkeypatch.setattr(selftest, "VERSION", selftest.VERSION + 1),
-            lambda: write_kernels(first, package="0.2.0"),
-        )
-    ):
-        change()
-        card.restart()
-        assert card.choose().kernels.manifest.folder == first
-        assert card.tested == [first]
-        assert len(files(user)) == 3 + number
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"schema": 1}', '{"schema": 99, "passed": true}', "\0\0"])
-def test_a_damaged_verdict_is_a_new_test_and_a_sentence(card, user, text):
-    card.choose()
-    (file,) = files(user)
-    file.write_text(text)
-    card.restart()
-    assert isinstance(card.choose(), Chosen) and card.tested != []
-    assert "cannot be used" in card.attempts()[0].tested and "runs again" in card.attempts()[0].tested
-    card.restart()
-    assert isinstance(card.choose(), Chosen) and card.tested == []
-
-
-def test_a_verdict_about_something_else_is_not_taken(card, user):
-    card.choose()
-    (file,) = files(user)
-    data = json.loads(file.read_text())
-    data["subject"]["build"] = "f" * 64
-    file.write_text(json.dumps(data))
-    card.restart()
-    card.choose()
-    assert card.tested != []
-
-
-@pytest.mark.parametrize("obstacle", ["file", "directory"])
-def test_a_folder_that_cannot_be_written_is_a_sentence(card, user, obstacle, monkeypatch):
-    if obstacle == "file":
-        user.parent.parent.mkdir(exist_ok=True)
-        user.parent.write_text("in the way")
-    else:
-
-        def refuse(source, target):
-            raise PermissionError(13, "Permission denied")
-
-        monkeypatch.setattr(verdicts.os, "replace", refuse)
-    assert isinstance(card.choose(), Chosen)
-    assert "cannot be kept" in card.attempts()[0].tested
-    assert not list(user.parent.rglob("*.tmp")) if obstacle == "directory" else True
-
-
-def test_doctors_test_runs_whatever_is_remembered(card, user):
-    first, _ = card.two()
-    card.choose()
-    card.faults[first] = lambda *arguments: spec(*arguments) * 1.1
-    assert card.attempts()[0].reason is None
-    rows = card.attempts(self_test=True)
-    assert rows[0].reason.code == "self_test" and rows[1].reason is None and "passed" in rows[1].tested
-
-
-PROCESS = """
-import os, sys, time
-sys.path.insert(0, 'tools'); import pack; pack.load_pack()
-from pathlib import Path
-from vc_attention.kernels.launch import verdicts
-folder = Path(sys.argv[1])
-verdicts.set_folder(folder)
-subject = verdicts.Subject('NVIDIA H200', '9.0', '580', 'b' * 64, 1)
-(folder / f'ready-{os.getpid()}').touch()
-while len(list(folder.glob('ready-*'))) < int(sys.argv[2]):
-    time.sleep(0.01)
-with verdicts.only_one(subject):
-    verdict, note = verdicts.recall(subject)
-    assert note == '', note
-    if verdict is None:
-        with open(folder / 'ran', 'a') as file:
-            file.write('ran\\n')
-        if sys.argv[3] == 'die':
-            (folder / 'holding').touch()
-            time.sleep(60)
-        time.sleep(0.3)
-        assert verdicts.remember(subject, verdicts.Verdict(True, '', 0.3)) == ''
-verdict, _ = verdicts.recall(subject)
-assert verdict is not None and verdict.passed
-"""
-
-
-def start(folder: Path, count: int, what: str = "live") -> subprocess.Popen:
-    command = [sys.executable, "-c", PROCESS, str(folder), str(count), what]
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
-def test_of_two_processes_one_tests(tmp_path):
-    both = [start(tmp_path, 2) for _ in range(2)]
-    assert [process.wait(60) for process in both] == [0, 0]
-    assert (tmp_path / "ran").read_text() == "ran\n"
-    assert len(list((tmp_path / "self-test").glob("*.json"))) == 1
-
-
-def test_a_process_that_died_holds_nothing(tmp_path):
-    dying = start(tmp_path, 1, "die")
-    try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "holding").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    finally:
-        dying.kill()
-        dying.wait()
-    began = time.monotonic()
-    assert start(tmp_path, 2).wait(60) == 0
-    assert time.monotonic() - began < verdicts.LOCK_SECONDS
-    assert (tmp_path / "ran").read_text() == "ran\nran\n"
-
-
-def test_a_lock_that_cannot_be_had_is_no_obstacle(card, user, monkeypatch):
-    def refuse(*arguments, **options):
-        raise NotImplementedError("FileSystem does not appear to support flock")
-
-    monkeypatch.setattr(verdicts, "FileLock", refuse)
-    assert isinstance(card.choose(), Chosen)
-    shutil.rmtree(user)

@@ -9,7 +9,7 @@ import numpy as np
 from .formats import TYPES, U32, U64, UNSIGNED
 from .machine import WINDOW_BITS, Fault
 from .memory import differing_stores
-from .operands import opcode, vector
+from .operands import gather, opcode, vector
 from .parser import PtxError
 
 _TYPE = r"(b8|u8|s8|b16|u16|s16|b32|u32|s32|f32|b64|u64|s64)"
@@ -27,9 +27,8 @@ def load_parameter(c, i, m):
         raise PtxError(f"{i.operands[1]} is not a parameter")
     if TYPES[types[found[1]]].itemsize != kind.itemsize:
         raise PtxError(f"the parameter is of type {types[found[1]]}, and is read as {m[1]}")
-    value = np.full(32, c.launch.parameters[found[1]], UNSIGNED[kind.itemsize])
-    write = c.write(i, i.operands[0])
-    return lambda warp: write(warp, value)
+    write, name, unsigned = c.write(i, i.operands[0]), found[1], UNSIGNED[kind.itemsize]
+    return lambda warp: write(warp, np.full(32, warp.cta.cluster.launch.parameters[name], unsigned))
 
 
 @opcode(rf"ld{_LOAD_HINTS}\.(global|shared(?:::cta)?)(?:\.nc)?{_CACHE_HINTS}(?:\.v(2|4))?\.{_TYPE}")
@@ -79,7 +78,7 @@ def store(c, i, m):
     def execute(warp):
         active = warp.active()
         addresses = address(warp)[active]
-        values = np.stack([read(warp) for read in reads], 1)[active].view(np.uint8).reshape(-1, size)
+        values = np.ascontiguousarray(gather(reads, warp).T)[active].view(np.uint8).reshape(-1, size)
         if is_shared:
             _store_shared(warp, addresses.astype(np.int64), values, size)
         else:

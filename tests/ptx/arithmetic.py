@@ -7,7 +7,7 @@ import numpy as np
 from . import formats as fm
 from .formats import B1, F32, F64, S64, TYPES, U8, U16, U32, U64, UNSIGNED
 from .machine import Fault
-from .operands import opcode, vector
+from .operands import gather, opcode, vector
 
 _INTEGER = r"(s16|u16|s32|u32|s64|u64)"
 
@@ -43,7 +43,7 @@ def move(c, i, m):
         whole = UNSIGNED[kind.itemsize]
 
         def pack(warp):
-            write(warp, np.stack([read(warp) for read in reads], 1).view(whole).reshape(32))
+            write(warp, np.ascontiguousarray(gather(reads, warp).T).view(whole).reshape(-1))
             if warp.loading:
                 copied(warp)
 
@@ -113,7 +113,7 @@ def approximate(c, i, m):
     """Correctly rounded, then moved by the launch's `approximation`, as hardware is only accurate to 2 ulps."""
     write, x = _operands(c, i, F32, 1)
     function = np.exp2 if m[1] == "ex2" else np.reciprocal
-    ulps, ftz = c.options.approximation, m[2] is not None
+    ulps, ftz = c.approximation, m[2] is not None
 
     def execute(warp):
         value = x(warp)
@@ -192,8 +192,11 @@ def shift(c, i, m):
     kind = TYPES[m[2]]
     bits = 8 * kind.itemsize
     write, x = _operands(c, i, kind, 1)
+    left, literal = m[1] == "shl", c.constant(i.operands[2])
+    if literal is not None and 0 <= literal < bits:
+        function, by = np.left_shift if left else np.right_shift, kind.type(literal)
+        return lambda warp: write(warp, function(x(warp), by))
     amount = c.read(i, i.operands[2], U32)
-    left = m[1] == "shl"
 
     def execute(warp):
         value, by = x(warp), amount(warp)
@@ -289,6 +292,6 @@ def permute_bytes(c, i, m):
         nibble = (selector(warp)[:, None] >> shifts) & np.uint32(15)
         chosen = np.take_along_axis(source, (nibble & np.uint32(7)).astype(S64), 1)
         signs = np.where(chosen & 128, 255, 0)
-        write(warp, np.where(nibble & np.uint32(8), signs, chosen).astype(U8).view(U32).reshape(32))
+        write(warp, np.where(nibble & np.uint32(8), signs, chosen).astype(U8).view(U32).reshape(-1))
 
     return execute

@@ -29,7 +29,7 @@ def contract(kernel: Kernel) -> int:
                     definitions[name] += 1
                 if position or stores or instruction.opcode.startswith("wgmma"):
                     uses[name] += 1
-    labels = _label_positions(kernel)
+    labels = label_positions(kernel)
     open_products: dict[str, list[str]] = {}
     found = 0
     for position, instruction in enumerate(kernel.program):
@@ -59,7 +59,7 @@ def _fuse(instruction, products: dict[str, list[str]], uses: Counter[str]) -> bo
     return False
 
 
-def _label_positions(kernel: Kernel) -> set[int]:
+def label_positions(kernel: Kernel) -> set[int]:
     """Program positions that a branch can reach."""
     scopes, found = [], set()
     for instruction in kernel.program:

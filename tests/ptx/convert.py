@@ -16,6 +16,14 @@ _PACKED = {
 }
 
 
+@opcode(r"cvt\.rz\.bf16x2\.f32")
+def cut_floats(c, i, m):
+    """Two fp32 cut to bf16 in one register, the first operand in the upper half. No kernel has it; mutants do."""
+    write = c.write(i, i.operands[0])
+    high, low = (c.read(i, name, U32) for name in i.operands[1:])
+    return lambda warp: write(warp, high(warp) & np.uint32(0xFFFF0000) | low(warp) >> np.uint32(16))
+
+
 @opcode(r"cvt\.rn\.(bf16x2|f16x2|satfinite\.e4m3x2|satfinite\.e2m1x2)\.f32")
 def pack_floats(c, i, m):
     """Two fp32 into one register, the first operand in the upper half."""
@@ -73,6 +81,13 @@ def unpack_e2m1(c, i, m):
 def round_to_integer(c, i, m):
     write, x = c.write(i, i.operands[0]), c.read(i, i.operands[1], F32)
     return lambda warp: write(warp, fm.to_s32(x(warp)))
+
+
+@opcode(r"cvt\.rzi\.s32\.f32")
+def cut_to_integer(c, i, m):
+    """Towards zero. No kernel has it; mutants do."""
+    write, x = c.write(i, i.operands[0]), c.read(i, i.operands[1], F32)
+    return lambda warp: write(warp, fm.to_s32(np.trunc(x(warp))))
 
 
 @opcode(r"cvt\.rn\.f32\.(s32|u32)")

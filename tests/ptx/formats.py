@@ -43,13 +43,18 @@ _POSITIVE = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 #: Value of each E2M1 nibble (float64), and of both nibbles of each byte, the lower one first.
 E2M1 = np.concatenate([_POSITIVE, -_POSITIVE])
 E2M1_PAIR = np.stack([E2M1[_BYTE & 15], E2M1[_BYTE >> 4]], 1)
+_INFINITY = np.int32(0x7F800000)
+#: Bits of the smallest float32 of each code but 0: midpoints, which belong to the even code.
+_E2M1_FROM = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], F32).view(S32) + np.array([1, 0] * 3 + [1], S32)
 
 
 def to_e2m1(x):
     """cvt.rn.satfinite.e2m1 of float32, as nibbles: to nearest even; NaN becomes the largest positive value."""
-    a = np.abs(x)
-    code = (a > 0.25).astype(np.uint8) + (a >= 0.75) + (a > 1.25) + (a >= 1.75) + (a > 2.5) + (a >= 3.5) + (a > 5)
-    return np.where(np.isnan(x), 7, code | np.signbit(x).astype(np.uint8) << 3).astype(np.uint8)
+    bits = np.ascontiguousarray(x, F32).view(S32)
+    size = bits & np.int32(0x7FFFFFFF)
+    code = np.searchsorted(_E2M1_FROM, size, "right").astype(np.uint8)
+    code |= ((bits < 0) & (size <= _INFINITY)).astype(np.uint8) << 3
+    return code
 
 
 def to_e4m3(x):
@@ -91,14 +96,21 @@ def to_s32(x):
     return np.rint(wide).astype(S32)
 
 
+#: The bits of a float64 that a float32 does not have, and their half. _NORMAL: below it float32 has fewer bits.
+_HALF_WAY_MASK, _HALF_WAY, _NORMAL = np.int64(2**29 - 1), np.int64(2**28), 2.0**-126
+
+
 def fma(a, b, c):
     """a b + c of float32 with one rounding: the float64 sum is rounded to odd first, which makes the second one exact.
 
     The product of two float32 is exact in float64; the sum's error follows from TwoSum; float64 has more than
-    2 * 24 + 2 bits, so that rounding its odd-rounded value to float32 is rounding the exact value.
+    2 * 24 + 2 bits, so that rounding its odd-rounded value to float32 is rounding the exact value. Only a float64 sum
+    that lies half-way between two float32 needs any of that: any other is on the side of the exact one.
     """
     product, c = a.astype(F64) * b.astype(F64), c.astype(F64)
     total = product + c
+    if not ((total.view(S64) & _HALF_WAY_MASK) == _HALF_WAY).any() and not (np.abs(total) < _NORMAL)[total != 0].any():
+        return total.astype(F32)
     back = total - product
     error = (product - (total - back)) + (c - back)
     bits = total.view(S64)

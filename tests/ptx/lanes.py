@@ -37,9 +37,9 @@ def shuffle(c, i, m):
     value, lane, clamp = (c.read(i, name, U32) for name in i.operands[1:4])
     members, mode = _members(c, i, i.operands[4]), m[1]
 
-    def execute(warp):
-        members(warp)
-        by, control = (lane(warp) & np.uint32(31)).astype(S64), clamp(warp).astype(S64)
+    def sources(by, control):
+        """The lane that each lane reads, and whether that is inside its segment."""
+        by, control = (by & np.uint32(31)).astype(S64), control.astype(S64)
         segment = (control >> 8) & 31
         limit = (_LANE & segment) | (control & 31 & ~segment)
         if mode == "idx":
@@ -47,7 +47,20 @@ def shuffle(c, i, m):
         else:
             source = {"bfly": _LANE ^ by, "up": _LANE - by, "down": _LANE + by}[mode]
         inside = source >= limit if mode == "up" else source <= limit
-        write(warp, value(warp)[np.where(inside, source, _LANE)])
+        return np.where(inside, source, _LANE), inside
+
+    literals = [c.constant(name) for name in i.operands[2:4]]
+    known = None if None in literals else sources(*(np.full(32, x & _ALL, U32) for x in literals))
+
+    if c.lanes > 32:
+        assert known is not None
+        among = (known[0] + np.arange(0, c.lanes, 32)[:, None]).ravel()
+        return lambda warp: write(warp, value(warp)[among])
+
+    def execute(warp):
+        members(warp)
+        source, inside = known or sources(lane(warp), clamp(warp))
+        write(warp, value(warp)[source])
         if write_predicate:
             write_predicate(warp, inside)
 

@@ -71,6 +71,8 @@ class Warp:
         #: Like `clock`, for ordinary writes that have passed a proxy fence: what the async proxy may read.
         self.proxy_clock = np.zeros(agents, np.int32)
         self.done = False
+        # Whether the warp waits for others at the start of a stretch (`gang`), and the start of one it must run alone.
+        self.parked, self.alone = False, -1
         self.steps = 0
         self.waiting: str | None = None  # what a failed try_wait or a block waits for, in words
         self.ready: Callable[[], bool] | None = None  # asked again before a blocked warp runs on
@@ -160,6 +162,7 @@ class Cluster:
         self.copies = 0
         self.events = 0  # anything that another warp could be waiting for
         self.barrier = None
+        self.launch: Launch
         self.constants: set[int] = set()  # ids of the arrays that literal operands are
 
     def copy_slot(self) -> tuple[int, int]:

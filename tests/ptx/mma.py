@@ -18,7 +18,7 @@ import numpy as np
 from . import formats as fm
 from .formats import F32, F64, S8, S32, U8, U16, U32
 from .machine import Fault
-from .operands import opcode, vector
+from .operands import gather, opcode, vector
 from .parser import PtxError
 
 
@@ -73,31 +73,36 @@ SHAPES = {
 
 
 def a_matrix(words, element):
-    """uint32 [4 registers, 32 lanes] to float64 [16, K]."""
+    """uint32 [..., 4 registers, 32 lanes] to float64 [..., 16, K]."""
     e, decode = ELEMENTS[element]
-    values = decode(np.ascontiguousarray(words)).reshape(2, 2, 8, 4, e)  # column half, row half, g, t, element
-    return values.transpose(1, 2, 0, 3, 4).reshape(16, 8 * e)
+    values = decode(np.ascontiguousarray(words)).reshape(-1, 2, 2, 8, 4, e)  # column half, row half, g, t, element
+    return values.transpose(0, 2, 3, 1, 4, 5).reshape(*words.shape[:-2], 16, 8 * e)
 
 
 def b_matrix(words, element):
-    """uint32 [2 registers, 32 lanes] to float64 [8 columns, K]."""
+    """uint32 [..., 2 registers, 32 lanes] to float64 [..., 8 columns, K]."""
     e, decode = ELEMENTS[element]
-    values = decode(np.ascontiguousarray(words)).reshape(2, 8, 4, e)
-    return values.transpose(1, 0, 2, 3).reshape(8, 8 * e)
+    values = decode(np.ascontiguousarray(words)).reshape(-1, 2, 8, 4, e)
+    return values.transpose(0, 2, 1, 3, 4).reshape(*words.shape[:-2], 8, 8 * e)
 
 
 def c_matrix(registers):
-    """Accumulator registers [4 n, 32] to a matrix [16, 8 n]."""
-    n = len(registers) // 4
-    values = registers.reshape(n, 2, 2, 8, 4)  # column block, row half, column parity, g, t
-    return values.transpose(1, 3, 0, 4, 2).reshape(16, 8 * n)
+    """Accumulator registers [..., 4 n, 32] to matrices [..., 16, 8 n]."""
+    n = registers.shape[-2] // 4
+    values = registers.reshape(-1, n, 2, 2, 8, 4)  # column block, row half, column parity, g, t
+    return values.transpose(0, 2, 4, 1, 5, 3).reshape(*registers.shape[:-2], 16, 8 * n)
 
 
 def c_registers(matrix):
     """The inverse of `c_matrix`."""
-    n = matrix.shape[1] // 8
-    values = matrix.reshape(2, 8, n, 4, 2).transpose(2, 0, 4, 1, 3)
-    return np.ascontiguousarray(values).reshape(4 * n, 32)
+    n = matrix.shape[-1] // 8
+    values = matrix.reshape(-1, 2, 8, n, 4, 2).transpose(0, 3, 1, 5, 2, 4)
+    return np.ascontiguousarray(values).reshape(*matrix.shape[:-2], 4 * n, 32)
+
+
+def warps_of(registers):
+    """[n, 32 W] to [W, n, 32]: those of each warp of a `gang`."""
+    return registers.reshape(len(registers), -1, 32).swapaxes(0, 1)
 
 
 def accumulate(product, addend, kind, saturate=False):
@@ -121,10 +126,10 @@ def multiply(c, i, m):
 
     def execute(warp):
         warp.require_converged(i.opcode)
-        left = a_matrix(np.stack([read(warp) for read in a]), shape.element)
-        right = b_matrix(np.stack([read(warp) for read in b]), shape.element)
-        addend = c_matrix(np.stack([read(warp) for read in add]))
-        _store(warp, d, accumulate(left @ right.T, addend, shape.accumulator, saturate))
+        left = a_matrix(warps_of(gather(a, warp)), shape.element)
+        right = b_matrix(warps_of(gather(b, warp)), shape.element)
+        addend = c_matrix(warps_of(gather(add, warp)))
+        _store(warp, d, accumulate(left @ right.swapaxes(1, 2), addend, shape.accumulator, saturate))
 
     return execute
 
@@ -136,9 +141,9 @@ def multiply_f16(c, i, m):
 
     def execute(warp):
         warp.require_converged(i.opcode)
-        left = a_matrix(np.stack([read(warp) for read in a]), "e4m3")
-        right = b_matrix(np.stack([read(warp) for read in b]), "e4m3")
-        words = np.ascontiguousarray(np.stack([read(warp) for read in add]), U32)
+        left = a_matrix(gather(a, warp), "e4m3")
+        right = b_matrix(gather(b, warp), "e4m3")
+        words = np.ascontiguousarray(gather(add, warp), U32)
         addend = c_matrix(words.view(np.float16).reshape(2, 32, 2).transpose(0, 2, 1).reshape(4, 32).astype(F64))
         total = c_registers((addend + left @ right.T).astype(np.float16))
         words = np.ascontiguousarray(total.reshape(2, 2, 32).transpose(0, 2, 1)).view(U32)[..., 0]
@@ -161,8 +166,8 @@ def _operands(c, i, kind, accumulators=4):
 
 
 def _store(warp, writes, matrix):
-    for write, values in zip(writes, c_registers(matrix), strict=True):
-        write(warp, values)
+    for write, values in zip(writes, c_registers(matrix).swapaxes(0, 1), strict=True):
+        write(warp, values.reshape(-1))
 
 
 @opcode(
@@ -184,19 +189,19 @@ def multiply_scaled(c, i, m):
 
     def execute(warp):
         warp.require_converged(i.opcode)
-        left = a_matrix(np.stack([read(warp) for read in a]), "e2m1").reshape(16, 4, 16)
-        right = b_matrix(np.stack([read(warp) for read in b]), "e2m1").reshape(8, 4, 16)
-        left = left * _scales(a_scale(warp)[a_lane])
-        right = right * _scales(b_scale(warp)[b_lane])
-        product = left.reshape(16, 64) @ right.reshape(8, 64).T
-        addend = c_matrix(np.stack([read(warp) for read in add]))
+        left = a_matrix(warps_of(gather(a, warp)), "e2m1").reshape(-1, 16, 4, 16)
+        right = b_matrix(warps_of(gather(b, warp)), "e2m1").reshape(-1, 8, 4, 16)
+        left = left * _scales(a_scale(warp).reshape(-1, 32)[:, a_lane])
+        right = right * _scales(b_scale(warp).reshape(-1, 32)[:, b_lane])
+        product = left.reshape(-1, 16, 64) @ right.reshape(-1, 8, 64).swapaxes(1, 2)
+        addend = c_matrix(warps_of(gather(add, warp)))
         _store(warp, d, accumulate(product, addend, "f32"))
 
     return execute
 
 
 def _scales(words):
-    return fm.UE4M3[np.ascontiguousarray(words).view(U8)].reshape(-1, 4, 1)
+    return fm.UE4M3[np.ascontiguousarray(words).view(U8)].reshape(*words.shape, 4, 1)
 
 
 @opcode(r"ldmatrix\.sync\.aligned\.m8n8\.x(1|2|4)(\.trans)?\.shared(?:::cta)?\.b16")

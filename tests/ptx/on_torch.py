@@ -105,7 +105,8 @@ class InterpretedKernel:
             **library.options,
         )
         library.reports.append((self.entry.name, report))
-        library.launched.add(self.entry.name)
+        if self.entry.name not in library.replaced:
+            library.launched.add((library.manifest.arch, self.entry.name))
 
 
 class InterpretedLibrary:
@@ -113,8 +114,8 @@ class InterpretedLibrary:
     options: of `Loaded.launch`.
     """
 
-    #: Names of all kernels that have run in this process.
-    launched: set[str] = set()  # noqa: RUF012 - shared on purpose
+    #: Architectures and names of all kernels that have run in this process as they were compiled.
+    launched: set[tuple[str, str]] = set()  # noqa: RUF012 - shared on purpose
     _parsed: dict[Path, Loaded] = {}  # noqa: RUF012 - shared by all libraries: a parse depends on the file alone
 
     def __init__(self, folder: Path, poison: int = 0xA5, **options) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from . import formats as fm
 from .formats import F32, F64, U16, U32
 from .mma import accumulate, c_matrix, c_registers, decode_bf16
-from .operands import opcode, vector
+from .operands import gather, opcode, vector
 from .parser import PtxError
 
 
@@ -16,7 +16,7 @@ from .parser import PtxError
 def logarithm(c, i, m):
     """Correctly rounded, then moved by the launch's `approximation`."""
     write, x = c.write(i, i.operands[0]), c.read(i, i.operands[1], F32)
-    ulps, ftz = c.options.approximation, m[1] is not None
+    ulps, ftz = c.approximation, m[1] is not None
 
     def execute(warp):
         value = x(warp)
@@ -36,7 +36,7 @@ def multiply_k8(c, i, m):
 
     def execute(warp):
         warp.require_converged(i.opcode)
-        left, right, addend = (np.stack([read(warp) for read in group]) for group in reads)
+        left, right, addend = (gather(group, warp) for group in reads)
         product = decode_bf16(left).reshape(16, 8) @ decode_bf16(right).reshape(8, 8).T
         result = c_registers(accumulate(product, c_matrix(addend), "f32"))
         for write, values in zip(writes, result, strict=True):

@@ -13,7 +13,7 @@ import numpy as np
 
 from . import machine
 from .formats import B1, TYPES, U32, U64, UNSIGNED
-from .machine import LANES, Fault, Options, Warp
+from .machine import LANES, Fault, Warp
 from .parser import Instruction, Kernel, PtxError
 
 Execute = Callable[[Warp], "str | None"]
@@ -85,10 +85,14 @@ def _guard(compiler: Compiler, instruction: Instruction, execute: Execute) -> Ex
 
 
 class Compiler:
-    """Reads and writes of operands, for one kernel with its shared symbols laid out."""
+    """Reads and writes of operands, for one kernel with its shared symbols laid out.
 
-    def __init__(self, kernel: Kernel, launch, options: Options, symbols: dict[str, int]) -> None:
-        self.kernel, self.launch, self.options, self.symbols = kernel, launch, options, symbols
+    What it builds serves every launch of that layout: parameters, grid and block are looked up when it runs.
+    approximation: of `machine.Options`. lanes: of a warp, or of several that run as one (`gang`).
+    """
+
+    def __init__(self, kernel: Kernel, symbols: dict[str, int], approximation: int, lanes: int = 32) -> None:
+        self.kernel, self.symbols, self.approximation, self.lanes = kernel, symbols, approximation, lanes
         #: ids of the arrays of literal operands; the closures keep them alive.
         self.constants: set[int] = set()
 
@@ -118,9 +122,9 @@ class Compiler:
         if value is None:
             raise PtxError(f"{name} is not an operand that is modelled")
         if dtype == B1:
-            constant = np.full(32, bool(value))
+            constant = np.full(self.lanes, bool(value))
         else:
-            constant = np.full(32, value & (256**dtype.itemsize - 1), UNSIGNED[dtype.itemsize]).view(dtype)
+            constant = np.full(self.lanes, value & (256**dtype.itemsize - 1), UNSIGNED[dtype.itemsize]).view(dtype)
         self.constants.add(id(constant))
         return lambda warp: constant
 
@@ -142,16 +146,15 @@ class Compiler:
         return value
 
     def _read_special(self, name: str, dtype: np.dtype) -> Read:
-        launch, found = self.launch, re.fullmatch(r"%(tid|ntid|ctaid|nctaid)\.([xyz])", name)
+        found = re.fullmatch(r"%(tid|ntid|ctaid|nctaid)\.([xyz])", name)
         if dtype.itemsize != 4:
             raise PtxError(f"{name} is a 32-bit register")
         axis = "xyz".index(found[2]) if found else 0
-        x, y, _ = launch.block
         values: dict[str, Callable[[Warp], object]] = {
-            "%tid": lambda warp: (warp.index * 32 + LANES) // (1, x, x * y)[axis] % launch.block[axis],
-            "%ntid": lambda warp: launch.block[axis],
+            "%tid": lambda warp: _thread(warp, warp.cta.cluster.launch.block, axis),
+            "%ntid": lambda warp: warp.cta.cluster.launch.block[axis],
             "%ctaid": lambda warp: warp.cta.position[axis],
-            "%nctaid": lambda warp: launch.grid[axis],
+            "%nctaid": lambda warp: warp.cta.cluster.launch.grid[axis],
             "%laneid": lambda warp: LANES,
             "%warpid": lambda warp: warp.index,
             "%cluster_ctarank": lambda warp: warp.cta.rank,
@@ -215,6 +218,17 @@ class Compiler:
 
     def global_address(self, instruction: Instruction, text: str) -> Read:
         return self.address(instruction, text, U64)
+
+
+def _thread(warp: Warp, block: tuple[int, int, int], axis: int) -> np.ndarray:
+    """Index along one axis of each lane's thread in its block."""
+    x, y, _ = block
+    return (warp.index * 32 + LANES) // (1, x, x * y)[axis] % block[axis]
+
+
+def gather(reads: list[Read], warp: Warp) -> np.ndarray:
+    """[len(reads), lanes] of operands of one type."""
+    return np.concatenate([read(warp) for read in reads]).reshape(len(reads), -1)
 
 
 def vector(text: str) -> list[str]:

@@ -81,6 +81,7 @@ _STATEMENT = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([\w.:]+)\s*(.*)", re.S)
 #: What may stand between a kernel's parameters and its body, and the directives within it that change no result.
 _HEADER = re.compile(r"\s*(?:\.(reqntid|maxntid|minnctapersm|maxnreg|reqnctapercluster|explicitcluster)[\s\d,]*)*\s*")
 _PARAMETER = re.compile(r"\.param\s+\.([busf]\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?([\w$]+)")
+_OPEN = re.compile(r"[{\[(]")
 _HARMLESS = re.compile(r"\.(pragma|loc|file|section)\b")
 
 
@@ -172,6 +173,8 @@ def _statement(kernel: Kernel, scope: Scope, text: str, line: int) -> None:
 
 def split_operands(text: str) -> list[str]:
     """The operands of a statement; braces, brackets and parentheses stay whole."""
+    if not _OPEN.search(text):
+        return [" ".join(part.split()) for part in text.split(",")] if text.strip() else []
     found, depth, current = [], 0, ""
     for character in text:
         depth += (character in "{[(") - (character in "}])")

@@ -22,9 +22,10 @@ from . import (  # noqa: F401 - they fill the table
     wgmma,
 )
 from .contraction import contract
+from .gang import Stretches
 from .machine import SHARED_BASE, Cluster, Cta, Launch, Options, Warp
 from .memory import Buffer, GlobalMemory, SharedMemory
-from .operands import Compiler, build
+from .operands import Compiler, Execute, build
 from .parser import Kernel, PtxError, parse
 from .scheduler import run_cluster
 
@@ -47,6 +48,8 @@ class Loaded:
     def __init__(self, text: str, name: str | None = None, fmad: bool = True) -> None:
         self.kernel: Kernel = parse(text, name)
         self.contracted = contract(self.kernel) if fmad else 0
+        #: Built programs and the ids of their literals, by what they depend on.
+        self._programs: dict[tuple, tuple[list[Execute], set[int], Stretches]] = {}
 
     def launch(
         self,
@@ -86,18 +89,26 @@ class Loaded:
         names = [name for name, _ in self.kernel.parameters]
         launch = Launch(self.kernel, grid3, block3, dict(zip(names, values, strict=True)))
         symbols, end = self._layout(shared_bytes)
-        compiler = Compiler(self.kernel, launch, options, symbols)
-        program = [build(compiler, instruction) for instruction in self.kernel.program]
+        program, constants, stretches = self._program(symbols, approximation)
         for buffer in memory.buffers:
             buffer.forget_accesses()
         steps = 0
         with np.errstate(all="ignore"):
             for number, position in enumerate(_positions(grid3, cluster)):
                 group = self._cluster(number, position, cluster, memory, launch, options, end)
-                group.constants = compiler.constants
-                steps += run_cluster(group, self.kernel, program)
+                group.launch, group.constants = launch, constants
+                steps += run_cluster(group, self.kernel, program, stretches)
         unwritten = [buffer.name for buffer in memory.buffers if not buffer.written.all()]
         return Report(steps, self.contracted, unwritten)
+
+    def _program(self, symbols: dict[str, int], approximation: int) -> tuple[list[Execute], set[int], Stretches]:
+        key = (*symbols.items(), approximation)
+        if key not in self._programs:
+            compiler = Compiler(self.kernel, symbols, approximation)
+            program = [build(compiler, instruction) for instruction in self.kernel.program]
+            stretches = Stretches(self.kernel, symbols, approximation)
+            self._programs[key] = (program, compiler.constants, stretches)
+        return self._programs[key]
 
     def _parameter(self, memory: GlobalMemory, value, index: int) -> int:
         if index >= len(self.kernel.parameters):

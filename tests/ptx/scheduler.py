@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .barriers import MBarrier
+from .gang import Stretches
 from .machine import BLOCKED, EXIT, NO_LANES, SPIN, Cluster, Fault, Group, Warp
 from .operands import Execute
 from .parser import Kernel, PtxError
@@ -12,7 +13,7 @@ from .parser import Kernel, PtxError
 _LONG_SLICE = 100_000
 
 
-def run_cluster(cluster: Cluster, kernel: Kernel, program: list[Execute]) -> int:
+def run_cluster(cluster: Cluster, kernel: Kernel, program: list[Execute], stretches: Stretches) -> int:
     """Run all warps of `cluster` to their end; returns the number of warp instructions."""
     options, warps = cluster.options, [warp for cta in cluster.ctas for warp in cta.warps]
     shuffled = options.schedule == "random"
@@ -22,17 +23,22 @@ def run_cluster(cluster: Cluster, kernel: Kernel, program: list[Execute]) -> int
         if shuffled:
             options.random.shuffle(live)
         for warp in live:
+            if warp.parked:
+                continue
             if warp.ready is not None:
                 if not warp.ready():
                     continue
                 warp.ready = warp.waiting = None
-            _slice(warp, kernel, program, options.random.randint(1, 400) if shuffled else _LONG_SLICE)
+            _slice(warp, kernel, program, stretches, options.random.randint(1, 400) if shuffled else _LONG_SLICE)
             if options.schedule == "eager":
                 while cluster.pending:
                     cluster.pending.pop(0).deliver()
             elif shuffled and cluster.pending and options.random.random() < 0.3:
                 cluster.pending.pop(options.random.randrange(len(cluster.pending))).deliver()
-        if cluster.events != before:
+        # Random schedules also let warps of a stretch go on that others could still have joined.
+        patient = not shuffled or options.random.random() < 0.5
+        joined = [stretches.run(cta, patient) for cta in cluster.ctas]
+        if cluster.events != before or any(joined):
             idle = 0
         elif all(warp.waiting for warp in warps if not warp.done):
             idle += 1
@@ -48,17 +54,22 @@ def run_cluster(cluster: Cluster, kernel: Kernel, program: list[Execute]) -> int
     return sum(warp.steps for warp in warps)
 
 
-def _slice(warp: Warp, kernel: Kernel, program: list[Execute], budget: int) -> None:
-    """Run `warp` until it yields, blocks or ends, at most `budget` instructions."""
+def _slice(warp: Warp, kernel: Kernel, program: list[Execute], stretches: Stretches, budget: int) -> None:
+    """Run `warp` until it yields, blocks, ends or waits for others to join it, at most `budget` instructions."""
     warp.waiting = None
     for group in warp.groups:
         group.spun = False
-    steps = 0
+    steps, starts = 0, stretches.at
     try:
         while steps < budget:
             if warp.groups and not _choose(warp):
                 break
             at = warp.pc
+            if starts[at] is not None and warp.mask is None and not (warp.groups or warp.watched):
+                if warp.alone != at:
+                    warp.parked = True
+                    break
+                warp.alone = -1
             warp.pc = at + 1
             steps += 1
             result = program[at](warp)

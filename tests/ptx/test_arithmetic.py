@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from ptx import formats as fm
 from ptx.contraction import contract
 from ptx.parser import PtxError, parse
@@ -242,6 +243,12 @@ def test_float_conversions_place_their_halves():
     low = np.clip(integers.view(np.int32), -128, 127).astype(np.int8).view(np.uint8).astype(np.uint32)
     assert np.array_equal(found, rest << 16 | low << 8 | low[::-1])
     assert apply("cvt.rni.s32.f32 {}, {}", np.uint32, a).view(np.int32).tolist() == np.rint(a).astype(int).tolist()
+    assert apply("cvt.rzi.s32.f32 {}, {}", np.uint32, a).view(np.int32).tolist() == [int(x) for x in a]
+    cut = apply("cvt.rz.bf16x2.f32 {}, {}, {}", np.uint32, a, b)
+    halves = torch.from_numpy(cut.view(np.int16).copy()).view(torch.bfloat16).double().numpy().reshape(32, 2)
+    for half, exact in zip(halves.T, (b, a), strict=True):
+        away = np.abs(exact) - np.abs(half)
+        assert ((away >= 0) & (away < np.abs(exact) / 64)).all() and (np.signbit(half) == np.signbit(exact)).all()
 
 
 def test_division_by_zero_is_a_fault():

@@ -25,7 +25,7 @@ from ptx.parser import PtxError
 from ptx.run import Loaded
 from vc_attention.kernels import FAITHFUL, FAST, Plan
 from vc_attention.kernels.cute import layouts_mma8 as lo
-from vc_attention.kernels.cute.config_mma8 import Mma8Config, config_of
+from vc_attention.kernels.cute.config_mma8 import Mma8Config, config_of, configs
 from vc_attention.kernels.cute.reference_mma8 import prepare
 from vc_attention.kernels.launch.images import Images
 from vc_attention.kernels.launch.manifest import Manifest, read_manifest
@@ -106,6 +106,10 @@ CASES = [
     (1, 1, 50, 300, FAST_KEYS, "huge scores", "bf16", "random", "f32"),
     (1, 1, 50, 300, FAITHFUL, "huge scores", "bf16", "orderly", "f32"),
     (1, 1, 12, 127, FAITHFUL_KEYS, "equal keys", "bf16", "eager", "f32"),
+    (1, 1, 18, 140, FAST, "", "fp16", "random", "f32"),
+    (1, 1, 18, 140, FAST.without_smoothing(), "", "fp16", "eager", "f32"),
+    (1, 1, 18, 140, FAITHFUL, "", "fp16", "orderly", "f32"),
+    (1, 1, 18, 140, FAITHFUL.without_smoothing(), "", "bf16", "random", "f32"),
     (1, 1, 130, 300, FAST, "", "bf16", "random", "f16"),
     (1, 2, 16, 1153, FAITHFUL_KEYS, "", "fp16", "eager", "f16"),
     (1, 1, 40, 400, FAST.without_smoothing(), "small outlier", "bf16", "random", "f16"),
@@ -137,6 +141,12 @@ def test_attention(arch, case):
     )
     # Below 0.004 the output type's own rounding is what is seen.
     assert error <= max(1.1 * spec_error, 4e-3)
+
+
+def test_every_kernel_that_is_shipped_is_among_the_cases():
+    """Those with fp16 accumulators are a trial, of which the cases hold some."""
+    executed = {config_of(plan, output, accumulate) for *_, plan, _, output, _, accumulate in CASES}
+    assert executed >= {config for config in configs() if config.accumulate == "f32"}
 
 
 def test_both_loaders_give_the_same_bits():

@@ -15,7 +15,7 @@ from ptx.parser import PtxError
 from torch import Tensor
 from vc_attention.benchmarks import nvfp4_on_sm90
 from vc_attention.kernels import FOUR_BIT
-from vc_attention.kernels.cute.config_nvfp4 import config_of
+from vc_attention.kernels.cute.config_nvfp4 import config_of, configs
 from vc_attention.kernels.cute.reference_nvfp4 import prepare
 from vc_attention.kernels.launch.images import Images
 from vc_attention.kernels.spec.attention import attention as spec_attention
@@ -97,7 +97,7 @@ CASES = (
     Case("rising maxima", 16, 700, ("v", "v_k"), change=_rising_scores),
     Case("block means", 16, 900, ("v", "v_k"), change=_block_means),
     Case("batches and heads", 17, 33, ("v", "v_k"), heads=3, batch=2),
-    Case("grouped tokens, fp16", 40, 260, ("v", "v_k"), heads=2, output="fp16", grouped=True),
+    Case("grouped tokens, fp16", 40, 260, ALL, heads=2, output="fp16", grouped=True),
 )
 
 
@@ -139,6 +139,10 @@ def test_kernel_against_model_and_specification(case: Case, name: str):
     error, spec_error = (float((x.double() - exact).norm()) for x in (out, spec))
     # The second term: one rounding to the output's type, which may fall worse than the specification's.
     assert error <= 1.1 * spec_error + 2.0**-10 * float(exact.norm())
+
+
+def test_every_kernel_is_among_the_cases():
+    assert {config_of(PLANS[name], case.output) for case in CASES for name in case.plans} == set(configs())
 
 
 def test_repeated_runs_agree_whatever_the_schedule():

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from ptx import attention_model, on_torch
+from ptx.grouping_checks import check_grouping, check_sorting, grouping
 from vc_attention.benchmarks import preparation_checks
 from vc_attention.kernels import Plan
 from vc_attention.kernels.cute import reference
 from vc_attention.kernels.cute.config import configs
-from vc_attention.kernels.launch import prepare as launch
-from vc_attention.kernels.spec import grouping as spec_grouping
 from vc_attention.kernels.spec.attention import attention as spec_attention
 
 pytestmark = pytest.mark.xdist_group("cubins")
@@ -146,40 +145,12 @@ def test_preparation(ptx, plan, kind, grouped):
 
 
 def test_sorting(ptx):
-    """The token order is the stable argsort, over more than one chunk of 4096 tokens."""
-    labels = torch.randint(256, (1, 1, 4200), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
-    library = on_torch.InterpretedLibrary(ptx, schedule="random")
-    with library.in_use():
-        order = launch.token_order(library, labels)
-    assert torch.equal(order.long(), torch.argsort(labels, dim=-1, stable=True))
-
-
-def grouping(folder, v, groups, previous=None, poison=0xA5, seed=0):
-    library = on_torch.InterpretedLibrary(folder, poison, schedule="random", seed=seed)
-    with library.in_use():
-        labels, centroids = launch.group(library, v, groups, previous)
-    for tensor in (labels, *([] if groups else [centroids])):
-        assert torch.isfinite(tensor).all()
-    return labels, centroids
+    check_sorting(ptx)
 
 
 @pytest.mark.parametrize("kind", DTYPES)
 def test_grouping(ptx, kind):
-    """Cold and warm start: the specification's labels; nothing that was never written has a say."""
-    g = torch.Generator().manual_seed(3)
-    centres, pick = torch.randn(1, 1, 7, 128, generator=g), torch.randint(7, (1, 1, 300), generator=g)
-    v = (torch.randn(1, 1, 300, 128, generator=g) + 2 * centres[0, 0][pick]).to(DTYPES[kind])
-    labels, centroids = grouping(ptx, v, 7)
-    again = grouping(ptx, v, 7, poison={"bf16": 0xFF, "fp16": 0x7F}[kind], seed=1)
-    assert torch.equal(again[0], labels)
-    assert torch.equal(again[1], centroids)
-    theirs, their_centroids = spec_grouping.group(v, 7)
-    assert torch.equal(labels, theirs)
-    assert torch.allclose(centroids, their_centroids, atol=1e-5)
-    warm, moved = grouping(ptx, v, 0, centroids)
-    theirs, their_centroids = spec_grouping.group(v, previous=centroids)
-    assert torch.equal(warm, theirs)
-    assert torch.allclose(moved, their_centroids, atol=1e-5)
+    check_grouping(ptx, DTYPES[kind])
 
 
 def test_the_whole_call(ptx):
@@ -201,4 +172,5 @@ def test_every_kernel_has_run(ptx, request):
     names = {item.originalname for item in request.session.items if item.module is request.module}
     if not names >= {"test_attention", "test_preparation", "test_sorting", "test_grouping"}:
         pytest.skip("ptx: only some tests of this file were selected")
-    assert on_torch.InterpretedLibrary.launched >= set(on_torch.InterpretedLibrary(ptx).manifest.kernels)
+    launched = {name for arch, name in on_torch.InterpretedLibrary.launched if arch == "sm_90a"}
+    assert launched >= set(on_torch.InterpretedLibrary(ptx).manifest.kernels)

@@ -4,22 +4,29 @@ and whole calls, preparation and attention on one another's results, against the
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import nvfp4_model
 import pytest
 import torch
 from ptx import on_torch, opcodes_sm120  # noqa: F401 - it fills the table
+from ptx.grouping_checks import check_grouping, check_sorting
 from vc_attention.benchmarks import preparation_checks
 from vc_attention.kernels import FAITHFUL, FAST, FOUR_BIT, Plan
 from vc_attention.kernels.cute import layouts_mma8, reference_mma8, reference_nvfp4
+from vc_attention.kernels.launch.images import Images
+from vc_attention.kernels.launch.manifest import Manifest, read_manifest
 from vc_attention.kernels.spec.attention import attention as spec_attention
+from vc_attention.kernels.spec.grouping import permutation
 
 pytestmark = pytest.mark.xdist_group("cubins")
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FOUR = {"none": FOUR_BIT.without_smoothing(), "v": FOUR_BIT, "v_k": replace(FOUR_BIT, key_means=True)}
 EIGHT = {"none": FAST.without_smoothing(), "v": FAST, "v_k": Plan(key_means=True)}
+#: What no attention kernel computes, and preparation kernels are there for: means of K alone.
+EIGHT["k"] = replace(EIGHT["none"], key_means=True)
 SHAPES = ((1, 2, 20, 129), (1, 2, 5, 200), (1, 1, 130, 40), (2, 1, 1, 1), (1, 1, 3, 1100), (1, 1, 40, 256))
 SCHEDULES = ("orderly", "eager", "random")
 
@@ -61,6 +68,8 @@ def near(a: torch.Tensor, b: torch.Tensor, limit: float, share: float, what: str
 
 
 CASES = list(itertools.product(("none", "v", "v_k"), DTYPES, (False, True)))
+#: Architectures whose kernels nobody has run; what they have in common is executed once.
+RTX = ("sm_89", "sm_120a", "sm_121a")
 
 
 @pytest.mark.parametrize(("plan", "kind", "grouped"), CASES)
@@ -90,15 +99,18 @@ def test_nvfp4_images(builds, plan, kind, grouped):
         assert int((a != c).sum()) <= max(2e-3 * a.numel(), 34), (name, int((a != c).sum()), a.numel())
 
 
-@pytest.mark.parametrize(("plan", "kind", "grouped"), CASES)
+EIGHT_BIT_CASES = [*CASES, *itertools.product(("k",), DTYPES, (True,))]
+
+
+@pytest.mark.parametrize(("plan", "kind", "grouped"), EIGHT_BIT_CASES)
 def test_eight_bit_images(builds, plan, kind, grouped):
     """The images of `layouts_mma8` are the reference's but for ties of rounding."""
-    n = CASES.index((plan, kind, grouped))
+    n = EIGHT_BIT_CASES.index((plan, kind, grouped))
     b, h, lq, lkv = SHAPES[(n + 1) % len(SHAPES)]
     q, k, v = tensors(b, h, lq, lkv, DTYPES[kind], n)
     labels = labels_of(b, h, lkv, n) if grouped else None
     ours = on_torch.prepare(library_of(builds["sm_89"], n), q, k, v, EIGHT[plan], labels)
-    theirs = reference_mma8.prepare(q, k, v, EIGHT[plan], labels if EIGHT[plan].demean else None)
+    theirs = _eight_bit_reference(q, k, v, EIGHT[plan], labels if plan != "none" else None)
     for name, (limit, share) in preparation_checks.LIMITS.items():
         a, c = getattr(ours, name), getattr(theirs, name)
         assert (a is None) == (c is None), name
@@ -115,6 +127,15 @@ def test_eight_bit_images(builds, plan, kind, grouped):
             continue
         assert apart.max() <= limit, name
         assert int((apart > 0).sum()) <= max(share * a.numel(), 2), name
+
+
+def _eight_bit_reference(q, k, v, plan, labels):
+    if plan.demean or not plan.key_means:
+        return reference_mma8.prepare(q, k, v, plan, labels)
+    order = permutation(labels)[..., None].expand_as(k)
+    k, v = k.gather(-2, order), v.gather(-2, order)
+    parts = {**reference_mma8.q_image(q, True), **reference_mma8.k_image(k, True), **reference_mma8.v_image(v, False)}
+    return Images(q.shape[0], q.shape[1], q.shape[2], k.shape[2], **parts)
 
 
 def _rows(images, lkv: int) -> torch.Tensor:
@@ -149,3 +170,53 @@ def test_the_whole_call(builds, arch, plan, kind, grouped):
     theirs = spec_attention(q, k, v, plan, labels).double()
     assert torch.isfinite(ours).all()
     assert (ours - exact).norm() <= 1.1 * (theirs - exact).norm() + 2.0**-10 * exact.norm()
+
+
+def test_sorting(builds):
+    check_sorting(builds["sm_120a"])
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_grouping(builds, kind):
+    check_grouping(builds["sm_120a"], DTYPES[kind])
+
+
+def _program(folder, name: str) -> str:
+    """PTX of a kernel without the name of its target."""
+    text = (folder / f"{name}.ptx").read_text(encoding="utf-8")
+    text, count = re.subn(r"^\.target \w+$", ".target", text, flags=re.M)
+    assert count == 1
+    return text
+
+
+def _manifest(folder) -> Manifest:
+    found = read_manifest(folder)
+    assert isinstance(found, Manifest)
+    return found
+
+
+def test_sm_121a_runs_the_programs_of_sm_120a(builds):
+    """Every kernel: what the interpreter shows of one holds for the other. Launches are the same as well."""
+    one, other = (_manifest(builds[arch]).kernels for arch in ("sm_120a", "sm_121a"))
+    assert len(one) > 80 and one.keys() == other.keys()
+    for name, entry in one.items():
+        assert _program(builds["sm_121a"], name) == _program(builds["sm_120a"], name), name
+        for what in ("arguments", "params", "block", "shared", "cluster"):
+            assert getattr(entry, what) == getattr(other[name], what), (name, what)
+
+
+def test_every_kernel_has_run(builds, request):
+    """After the tests above: no preparation, grouping or probe kernel is built for these architectures that the
+    interpreter has not executed, itself or as the same program for another one.
+
+    That every attention kernel is executed, `test_kernels_sm120` and `test_kernels_mma8` say of themselves.
+    """
+    names = {item.originalname for item in request.session.items}
+    wanted = {"test_nvfp4_images", "test_eight_bit_images", "test_grouping", "test_sorting", "test_preparation"}
+    if not names >= {*wanted, "test_passes_on_what_ptx_says"}:
+        pytest.skip("ptx: only some tests that run these kernels were selected")
+    launched = on_torch.InterpretedLibrary.launched
+    executed = {(name, _program(builds[arch], name)) for arch, name in launched}
+    for arch in RTX:
+        kernels = [name for name in _manifest(builds[arch]).kernels if not name.startswith("attention")]
+        assert not [name for name in kernels if (name, _program(builds[arch], name)) not in executed], arch

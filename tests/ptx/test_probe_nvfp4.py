@@ -27,7 +27,9 @@ _MMA = re.compile(
 
 
 @pytest.fixture
-def library(builds) -> InterpretedLibrary:
+def library(builds, monkeypatch) -> InterpretedLibrary:
+    # Built anew for each test: some change what an instruction does.
+    monkeypatch.setattr(InterpretedLibrary, "_parsed", {})
     return InterpretedLibrary(builds["sm_120a"])
 
 

@@ -105,7 +105,6 @@ def multiply(c, i, m):
         raise PtxError(f"{len(names)} accumulators; {columns // 2} are needed")
     accumulators = c.slots(i, names)
     kind = F32 if floats else S32
-    bits = c.options.fp8_fraction_bits if element == "e4m3" else None
     from_registers = i.operands[1].startswith("{")
     a_names = vector(i.operands[1]) if from_registers else []
     fragments = c.slots(i, a_names)
@@ -132,7 +131,8 @@ def multiply(c, i, m):
             addend = c_matrix(np.stack([_value(warp, slot).view(kind) for slot in accumulators]))
         else:
             addend = np.zeros((16, columns), kind)
-        if bits is None:
+        bits = warp.cta.cluster.options.fp8_fraction_bits
+        if bits is None or element != "e4m3":
             total = accumulate(left @ right.T, addend, "f32" if floats else "s32", bool(saturate))
         else:
             total = truncated_sum(left, right, addend, bits)

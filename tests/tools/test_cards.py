@@ -133,12 +133,14 @@ def test_an_installed_family_runs_on_its_cards_only() -> None:
 
 
 def test_kernels_that_no_such_card_has_run_say_so() -> None:
-    """Ada and both Blackwells: what was checked, what was not, and what guards a card, whatever is installed."""
+    """Ada and both Blackwells: what was checked, what was not, what guards a card and how to send a result, whatever is
+    installed."""
     for card, arch in ((RTX_5090, "sm_120a"), (RTX_4090, "sm_89"), (B200, "sm_100a"), (B300, "sm_103a")):
         for installed in ((), (arch,)):
             verdict = cards.describe(card.name, card.capability, available=(arch,), installed=installed)
             assert verdict.runs == bool(installed)
             assert "not yet on a card like this one" in verdict.text and "self-test" in verdict.text
+            assert "doctor --report" in verdict.text and "nothing personal" in verdict.text
     hopper = cards.describe(H200.name, H200.capability, installed=("sm_90a",))
     assert "not yet" not in hopper.text
 
