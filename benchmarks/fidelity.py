@@ -56,6 +56,7 @@ PLANS: dict[str, tuple[Plan, bool]] = {
     "FP8 scores + key means, exp2, per-thread": (replace(FAITHFUL, scores="fp8", key_means=True, **FINE), True),
     "faithful with FP8 scores, per-warp": (replace(FAITHFUL, scores="fp8"), True),
     "fast with FP8 scores, per-warp": (replace(FAST, scores="fp8"), True),
+    "faithful with FP8 scores + key means, per-warp": (replace(FAITHFUL, scores="fp8", key_means=True), True),
     "fast with FP8 scores + key means, per-warp": (replace(FAST, scores="fp8", key_means=True), True),
     "INT8 values, exp2, per-thread": (replace(FAITHFUL, values="int8", **FINE), True),
     "INT8 values without means, exp2, per-thread": (

@@ -68,10 +68,10 @@ def provenance() -> dict[str, Any]:
 
 
 def plans(device: torch.device, dtype: torch.dtype) -> dict[str, Plan]:
-    """The presets as `device` computes them, and key means where its kernels have them."""
+    """The presets as `device` computes them, and fast with key means where that is another plan and has a kernel."""
     fast, faithful = (kernels.preset(name, device) for name in ("fast", "faithful"))
     found = {"fast": fast, "fast + key means": replace(fast, key_means=True), "faithful": faithful}
-    if isinstance(kernels.supports(device, found["fast + key means"], dtype=dtype), Reason):
+    if fast.key_means or isinstance(kernels.supports(device, found["fast + key means"], dtype=dtype), Reason):
         del found["fast + key means"]
     return found
 

@@ -79,7 +79,7 @@ def calls_of(library: Library, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Cal
     labels, centroids = must(prep.group(library, v))
     fast = selection.preset(library.manifest.arch, "fast")
     keyed, bare = replace(fast, key_means=True), fast.without_smoothing()
-    return {
+    calls = {
         "preparation, reuse step": lambda: prep.prepare(library, q, k, v, fast, labels),
         "preparation, plain step": lambda: prep.prepare(library, q, k, v, fast),
         "preparation, reuse step with key means": lambda: prep.prepare(library, q, k, v, keyed, labels),
@@ -88,6 +88,9 @@ def calls_of(library: Library, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Cal
         "grouping, warm": lambda: prep.group(library, v, 0, centroids),
         "grouping, warm, centroids kept": lambda: prep.group(library, v, 0, centroids, False),
     }
+    if fast.key_means:  # the first is that already
+        del calls["preparation, reuse step with key means"]
+    return calls
 
 
 def measure(

@@ -225,7 +225,7 @@ MUTANTS = (
         "benchmark",
         "what the card cannot run is timed as it would run",
         "nodes/benchmark.py",
-        *("    for chosen in options.plans():\n", "    for chosen in options.plans()[:1]:\n"),
+        *("    for chosen in options.plans(q.device):\n", "    for chosen in options.plans(q.device)[:1]:\n"),
         (BENCHMARK,),
     ),
     Mutant(

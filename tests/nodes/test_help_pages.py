@@ -18,7 +18,7 @@ DOCS = ROOT / "web" / "docs"
 WIDGETS = [name for name in NODES["VCAttentionWanVideoWrapper"].inputs if name != "model"]
 NODE_IDS = sorted(("VCAttentionPatch", *NODES))
 #: Languages with a page for every node; in others, ComfyUI shows the English one.
-LANGUAGES = ("de", "es", "fr", "ja", "ko", "zh")
+LANGUAGES = ("de", "es", "fr", "ja", "ko", "zh", "zh-TW")
 PAGES = ("", *LANGUAGES)
 
 
@@ -225,7 +225,15 @@ class TestTranslated:
 #: Words that no other language of the pages has.
 ENGLISH = r"\b(the|and|which|with|from|this|where|what|not|is|are|of)\b"
 #: Letters that a text of the language cannot do without.
-LETTERS = {"ja": "[\u3040-\u30ff]", "ko": "[\uac00-\ud7af]", "zh": "[\u4e00-\u9fff]"}
+LETTERS = {
+    "ja": "[\u3040-\u30ff]",
+    "ko": "[\uac00-\ud7af]",
+    "zh": "[\u4e00-\u9fff]",
+    "zh-TW": "[\u4e00-\u9fff]",
+}
+#: Characters of one Chinese writing that the other does not have, among those that such texts are full of.
+SIMPLIFIED = "[\u4e2a\u8fd9\u6765\u65f6\u5bf9\u8bf4\u6863\u70b9\u8bb0\u5fc6\u4f53\u8f93\u8282\u8f7d\u9879\u4e0e]"
+TRADITIONAL = "[\u500b\u9019\u4f86\u6642\u5c0d\u8aaa\u6a94\u9ede\u8a18\u61b6\u9ad4\u8f38\u7bc0\u8f09\u9805\u8207]"
 CODE = re.compile(r"`([^`]+)`")
 
 
@@ -246,6 +254,12 @@ def points(page: str) -> list[str]:
 def paragraphs(page: str) -> list[str]:
     """The page's paragraphs."""
     return [part for part in re.split(r"\n{2,}", page.strip()) if not re.match(r"#|\||- |```", part)]
+
+
+@pytest.mark.parametrize("node", NODE_IDS)
+def test_each_chinese_page_keeps_to_its_writing(node):
+    assert re.search(SIMPLIFIED, page_of(node, "zh")) and not re.search(TRADITIONAL, page_of(node, "zh"))
+    assert re.search(TRADITIONAL, page_of(node, "zh-TW")) and not re.search(SIMPLIFIED, page_of(node, "zh-TW"))
 
 
 def test_numbers_of_several_languages_are_the_same():

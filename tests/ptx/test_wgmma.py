@@ -274,4 +274,3 @@ def test_sums_are_cut_as_hopper_cuts_them():
     left, right = (g.integers(-8, 8, (n, 32)) * 0.25 for n in (16, 24))
     addend = g.integers(-64, 64, (16, 24)).astype(np.float32)
     assert (wgmma.truncated_sum(left, right, addend, 24) == left @ right.T + addend).all()
-
