@@ -51,10 +51,10 @@ SCALARS = ("lq", "lkv", "heads", "scale")
 
 
 class AttentionSm100:
-    """One attention kernel; `config` holds its compile-time choices."""
+    """One attention kernel; `config` holds its compile-time choices. polynomial: exp2 computes some exponentials so."""
 
-    def __init__(self, config):
-        self.config = config
+    def __init__(self, config, polynomial):
+        self.config, self.polynomial = config, polynomial
 
     @cute.jit
     def __call__(
@@ -205,7 +205,7 @@ class AttentionSm100:
                 handover[1, parity] = pending
             tmem.before_sync()
             arrive(bars.alpha_full + half)
-            total, last = make_probabilities(config, scores_at, scores, a, addend, new)
+            total, last = make_probabilities(config, scores_at, scores, a, addend, new, self.polynomial)
             tmem.wait_store()
             tmem.before_sync()
             arrive(bars.p_full + half)
@@ -219,10 +219,10 @@ class AttentionSm100:
             arrive(bars.sums_full + half)
 
 
-def _compile(config, options):
+def _compile(config, polynomial, options):
     pointers = [make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align) for _, dtype, align in POINTERS]
     numbers = [Int32(1), Int32(1), Int32(1), Float32(1.0), Int32(1), Int32(1)]
-    return cute.compile(AttentionSm100(config), *pointers, *numbers, cuda.CUstream(0), options=options)
+    return cute.compile(AttentionSm100(config, polynomial), *pointers, *numbers, cuda.CUstream(0), options=options)
 
 
 def buildables(arch):
@@ -231,7 +231,8 @@ def buildables(arch):
     return [
         Buildable(
             config.name,
-            partial(_compile, config),
+            # B300 has twice the special functions of B200, and its exp2 kernels end at other limits.
+            partial(_compile, config, arch == "sm_100a"),
             storage(config).size_in_bytes(),
             "query_tiles(lq) / 2 rounded up, batch * heads, 1",
             arguments,

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32
 from . import layouts as lo
 from . import tmem
 from .config import BETA, TOP_LOG2
-from .ptx import max_s32, pack_e4m3, pack_u8
+from .ptx import as_float, as_int, max_s32, pack_e4m3, pack_u8
 from .softmax import CODES_PER_BINADE, MAGIC, MAGIC_BITS
 
 #: y = 8 (u + TOP_LOG2 + 7) + BETA, `spec.expcast`.
@@ -18,6 +18,10 @@ _EXPCAST_OFFSET = CODES_PER_BINADE * (TOP_LOG2 + 7.0) + BETA
 _GUARD = 2.0**-22
 #: See `softmax`: two integer scores keep a row maximum from rounding up to code 127 however MAGIC is rounded.
 _MAGIC_GUARDED = MAGIC + 2.0
+#: One pair of exponentials in so many is a polynomial on B200: then the special functions and the issue slots have
+#: about the same to do (benchmarks/NOTES.md). The one of least relative error for 2^f, |f| <= 1/2.
+_POLYNOMIAL_EVERY = 5
+_POLYNOMIAL = (0.999999285, 0.693121791, 0.240247443, 0.0559178591, 0.00957010221)
 #: Columns of one load from tensor memory, and of one store: the first scores are worked on while the others come, the
 #: first P leave while the others are made.
 _LOAD, _STORE = 32, 8
@@ -82,12 +86,25 @@ def new_maximum(scores, scale, bias, old):
     return cute.arch.fmax(old, largest if bias is None else largest + bias)
 
 
-def make_probabilities(config, address, scores, scale, bias, maximum):
+def exp2_polynomial(x):
+    """2^x of two Float32 on the FMAs' pipe, within 3e-6 of it; 2^-100 for all below."""
+    x = tuple(cute.arch.fmax(t, Float32(-100.0)) for t in x)
+    magic, back = (Float32(MAGIC),) * 2, (Float32(-MAGIC),) * 2
+    whole = cute.arch.add_packed_f32x2(x, magic)  # to nearest: the integer is in the lowest bits
+    rounded = cute.arch.add_packed_f32x2(whole, back)
+    fraction = cute.arch.fma_packed_f32x2(rounded, (Float32(-1.0),) * 2, x)
+    y = (Float32(_POLYNOMIAL[4]),) * 2
+    for c in reversed(_POLYNOMIAL[:4]):
+        y = cute.arch.fma_packed_f32x2(y, fraction, (Float32(c),) * 2)
+    return tuple(as_float((as_int(n) << 23) + as_int(m)) for n, m in zip(whole, y, strict=True))
+
+
+def make_probabilities(config, address, scores, scale, bias, maximum, polynomial):
     """P of one row into the 32 columns from `address`, in the order of V^T's slots.
 
     Returns its sum before rounding and its last P, both None where the ones rows of V^T give the sums. scale, bias,
     maximum: codes (ExpCast) or log2 units (exp2) of a score, what is added to the row's scores (or None), and the row
-    maximum.
+    maximum. polynomial: whether some exponentials of exp2 are polynomials.
     """
     expcast = config.probability == "expcast_wide"
     offset = (_EXPCAST_OFFSET if expcast else TOP_LOG2) - maximum
@@ -108,7 +125,10 @@ def make_probabilities(config, address, scores, scale, bias, maximum):
             if config.scores == "int8":
                 pair = tuple(float_score(x, one) for x in pair)
             y = cute.arch.fma_packed_f32x2(pair, a, b)
-            pairs.append(y if expcast else tuple(cute.math.exp2(x, fastmath=True) for x in y))
+            if not expcast:
+                by_polynomial = polynomial and (i + c) // 2 % _POLYNOMIAL_EVERY == 0
+                y = exp2_polynomial(y) if by_polynomial else tuple(cute.math.exp2(x, fastmath=True) for x in y)
+            pairs.append(y)
         if config.exact_sums:
             for n, pair in enumerate(pairs):
                 sums[n % 2] = pair if sums[n % 2] is None else cute.arch.add_packed_f32x2(sums[n % 2], pair)

@@ -118,7 +118,11 @@ def test_registers_leave_room_for_two_ctas(builds, arch):
 
 
 def test_b300_runs_the_ptx_of_b200(builds):
-    """Kernel by kernel the same text but for the target, so that executing one shows what both do."""
+    """Kernel by kernel the same text but for the target, so that executing one shows what both do.
+
+    All but exp2's attention, some of whose exponentials are polynomials on B200: both are executed
+    (`tests/ptx/test_kernels_sm100.py`).
+    """
 
     def text(arch, name):
         lines = (builds[arch] / f"{name}.ptx").read_text(encoding="utf-8").splitlines()
@@ -129,7 +133,8 @@ def test_b300_runs_the_ptx_of_b200(builds):
     int8 = {name for name in names["sm_100a"] if re.match(r"(q|k)_(bf16|fp16)|attention_sm100_int8", name)}
     assert names["sm_103a"] == names["sm_100a"] - int8
     for name in names["sm_103a"]:
-        assert text("sm_100a", name) == text("sm_103a", name), name
+        same = text("sm_100a", name) == text("sm_103a", name)
+        assert same != name.startswith("attention_sm100_fp8_exp2"), name
 
 
 def test_rows_that_the_kernels_cannot_read_are_copied():

@@ -141,6 +141,8 @@ MUTANTS = (
            "[*pairs[2 * c], *pairs[2 * c + 1]]"),
     Mutant("a score is left out of the maximum", PLAIN, (1, 1, 130, 256), _SOFTMAX, "maximum_of(scores)",
            "maximum_of(scores[:-1])"),
+    Mutant("a polynomial without its power of two", EXACT, SHORT, _SOFTMAX,
+           "as_float((as_int(n) << 23) + as_int(m))", "as_float(as_int(m))"),
     Mutant("rows beyond Lq are written", PLAIN, SHORT, _CORRECTION, "        if row < lq:", "        if row < lq + 1:"),
     Mutant("a lone query tile reads past the end", PLAIN, (1, 1, 100, 300), _PIPELINE,
            "cutlass.min(query_tile + half, query_tiles - 1)", "(query_tile + half)"),
