@@ -68,6 +68,7 @@ PLANS: dict[str, tuple[Plan, bool]] = {
     "four_bit + key means": (replace(FOUR_BIT, key_means=True), True),
     "four_bit without means": (FOUR_BIT.without_smoothing(), False),
     "FP8 scores + NVFP4 values": (replace(FOUR_BIT, scores="fp8"), True),
+    "FP8 scores + key means + NVFP4 values": (replace(FOUR_BIT, scores="fp8", key_means=True), True),
 }
 #: row -> (baseline, largest ratio to it). From the design: measured before, with a margin.
 BOUNDS = {

@@ -61,11 +61,11 @@ def _fuse(instruction, products: dict[str, list[str]], uses: Counter[str]) -> bo
 
 def label_positions(kernel: Kernel) -> set[int]:
     """Program positions that a branch can reach."""
-    scopes, found = [], set()
+    seen, found = set(), set()
     for instruction in kernel.program:
         scope = instruction.scope
-        while scope is not None and scope not in scopes:
-            scopes.append(scope)
+        while scope is not None and id(scope) not in seen:
+            seen.add(id(scope))
             found.update(scope.labels.values())
             scope = scope.outer
     return found

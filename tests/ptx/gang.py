@@ -65,6 +65,8 @@ class Stretches:
         if not any(instruction.opcode.startswith("wgmma") for instruction in kernel.program):
             for stretch in _find(kernel, Compiler(kernel, symbols, approximation)):
                 self.at[stretch.start] = stretch
+        #: Whether there are any.
+        self.some = any(self.at)
 
     def run(self, cta: Cta, patient: bool) -> bool:
         """Run what warps of `cta` wait for; whether any did. patient: only when no other warp could still join."""

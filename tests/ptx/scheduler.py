@@ -36,7 +36,7 @@ def run_cluster(cluster: Cluster, kernel: Kernel, program: list[Execute], stretc
             elif shuffled and cluster.pending and options.random.random() < 0.3:
                 cluster.pending.pop(options.random.randrange(len(cluster.pending))).deliver()
         # Random schedules also let warps of a stretch go on that others could still have joined.
-        patient = not shuffled or options.random.random() < 0.5
+        patient = not shuffled or (stretches.some and options.random.random() < 0.5)
         joined = [stretches.run(cta, patient) for cta in cluster.ctas]
         if cluster.events != before or any(joined):
             idle = 0
