@@ -44,7 +44,7 @@ def checks(folder: Path, out: Path, minutes: float) -> list[Check]:
     first = ("benchmarks/first_call.py", "--wheel", wheels[0] if wheels else "", *json("first_call"))
     nvfp4 = ("benchmarks/nvfp4_on_sm90.py", str(folder / NVFP4), "--save", str(out / "nvfp4.pt"), *json("nvfp4"))
     guard = ("benchmarks/guard_cost.py", *kernels, "--shapes", "wan720,wan480", *json("guard_cost"))
-    # Not racecheck: it does not see that a warp is together where ptxas has left out the WARPSYNC as needless (NOTES.md).
+    # Not racecheck: it does not see that a warp is together where ptxas has left out WARPSYNC as needless (NOTES.md).
     tools = ("--tools", "memcheck,initcheck,synccheck")
     others = ("benchmarks/sanitize_sm90.py", "--kernels", str(folder / RTX), "--as", "sm_120a", *tools)
     b300 = ("--as", "sm_103a")
