@@ -143,9 +143,11 @@ def run(folder: Path, call: Call, operand: str, kind: str, means: bool, replaced
             function, *more = steps[operand]
             function(queue, x, *more, images)
         elif operand == "q":
-            launch._q(queue, x, images)
+            launch._q(queue, x, plan, images)
+        elif operand == "k":
+            launch._k(queue, x, order, plan, images, kind)
         else:
-            {"k": launch._k, "v": launch._v}[operand](queue, x, order, images, kind)
+            launch._v(queue, x, order, images, kind)
     for name in IMAGES[operand]:
         tensor = getattr(images, name)
         if tensor is not None and library.storages.unwritten(tensor):
