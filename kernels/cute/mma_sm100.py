@@ -43,7 +43,9 @@ class Operands:
         self.scores_kind = "f8f6f4" if config.scores == "fp8" else "i8"
         self.scores = [base + (SCORES_AT + i * lo.BLOCK) for i in range(HALVES)]
         self.out = [base + (OUT_AT + i * lo.HEAD_DIM) for i in range(HALVES)]
-        self.q = tmem.shared_operand(shared.q.data_ptr(), 128)
+        # One for each half: as offsets of a single one, ptxas (12.9) chose their registers by the addresses of its own
+        # data, and two builds differed.
+        self.q = [tmem.shared_operand(shared.q.data_ptr() + half * TILE_BYTES, 128) for half in range(HALVES)]
         self.k = tmem.shared_operand(shared.k.data_ptr(), 128)
         self.v = tmem.shared_operand(shared.v.data_ptr(), 128)
         if config.demean:
@@ -56,7 +58,7 @@ class Operands:
 
 def multiply_keys(ops, half, stage):
     """S = Q K^T."""
-    q, k = ops.q + half * (TILE_BYTES // 16), ops.k + stage * (TILE_BYTES // 16)
+    q, k = ops.q[half], ops.k + stage * (TILE_BYTES // 16)
     code = tmem.instruction(ops.scores_kind, lo.BLOCK)
     for i in range(_STEPS):
         tmem.mma(ops.scores_kind, ops.scores[half], q + i * _NEXT, k + i * _NEXT, code, Int32(i > 0))
