@@ -39,9 +39,9 @@ class Family:
 
 #: Said of kernels of a family that is `unseen`.
 UNSEEN = (
-    "They have been verified by executing their PTX on the CPU, and in part on other cards, not yet on a card like this "
-    "one; a numeric self-test decides on it whether they may run. How that went is in the file that `python3 run.py "
-    "doctor --report` writes; please send it, there is nothing personal in it."
+    "They have been verified by executing their PTX on the CPU, and in part on other cards, not yet on a card like "
+    "this one; a numeric self-test decides on it whether they may run. How that went is in the file that "
+    "`python3 run.py doctor --report` writes; please send it, there is nothing personal in it."
 )
 _NO_FP8 = "has no FP8 matrix units, which VC-Attention's kernels need"
 
