@@ -204,7 +204,7 @@ HAZARDS = {
     ),
     "no commit": (COMMIT, "", 0, "DEADLOCK: .*mbarrier"),
     "a barrier that is not fenced": ("fence.mbarrier_init.release.cluster;", "", 0, r"without fence\.mbarrier_init"),
-    "two commits": (COMMIT, COMMIT + COMMIT, 0, "more arrivals than its count|RACE|DEADLOCK|nobody has written"),
+    "two commits": (COMMIT, COMMIT + COMMIT, 0, r"more arrivals than its count|RACE|DEADLOCK|columns 64\.\.71"),
     "D that nobody has written": (pv(0), pv(1), 0, "nobody has written, in columns 128"),
     "other lanes": (f"[%r507+{S}]", f"[%r506+{S}]", 0, r"lanes 0\.\.31 by warp [123], which may only touch"),
     "beyond the columns": (
