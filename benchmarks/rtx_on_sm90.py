@@ -47,7 +47,7 @@ REFERENCES = {"sm_120a": reference_mma8, "sm_103a": reference}
 SHARE = {"q": 2e-3, "k": 2e-2, "v": 2e-2}
 #: Largest multiple of a scale of K, and what rounding may leave of a single key, to its largest element.
 TOP = {"int8": 127.0, "fp8": 448.0, "nvfp4": 448.0 * 6}
-NOISE = 1e-4
+NOISE = 1e-6
 #: Relative difference of a scale.
 SCALE = 2e-4
 
